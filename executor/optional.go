@@ -1,0 +1,76 @@
+package executor
+
+import (
+	"context"
+	"io"
+)
+
+// The interfaces below are optional: an Agent or Provider that has the function implements them,
+// and callers find out by assertion.
+
+// Prompter runs one turn and writes the final answer to w.
+type Prompter interface {
+	Prompt(ctx context.Context, req PromptRequest, w io.Writer) error
+}
+
+// StreamPrompter runs one turn and calls cb, one call at a time, for every event. It returns when
+// the turn ended, when ctx is done, or with the first error of the stream.
+type StreamPrompter interface {
+	PromptStream(ctx context.Context, req PromptRequest, cb func(PromptEvent)) error
+}
+
+// ObjectPrompter asks the model for one JSON object.
+type ObjectPrompter interface {
+	PromptObject(ctx context.Context, req ObjectPromptRequest) ([]byte, error)
+}
+
+// SessionReader returns the newest messages of a session, oldest first. A limit of 0 is the
+// runtime's default.
+type SessionReader interface {
+	ListSessionMessages(ctx context.Context, sessionID string, limit int) ([]SessionMessage, error)
+}
+
+// SessionLister lists every session the runtime keeps.
+type SessionLister interface {
+	ListSessions(ctx context.Context) ([]SessionInfo, error)
+}
+
+// SessionDeleter drops a session; dropping one that does not exist is no error.
+type SessionDeleter interface {
+	DeleteSession(ctx context.Context, sessionID string) error
+}
+
+// NotesAPI reads and writes the runtime's notes. A key that is not there wraps ErrNoteNotFound.
+type NotesAPI interface {
+	ListNotes(ctx context.Context, onlyInContext bool) ([]Note, error)
+	GetNote(ctx context.Context, key string) (Note, error)
+	SaveNote(ctx context.Context, key, content string, maxBytes, maxCount int32) (SaveResult, error)
+	// DeleteNote tells whether there was a note.
+	DeleteNote(ctx context.Context, key string) (bool, error)
+	SetNoteInContext(ctx context.Context, key string, inContext bool) (Note, error)
+}
+
+// Attacher takes over a running agent from its handle, after Load in a new process.
+type Attacher interface {
+	// Attach reports whether the agent runs and was taken over. It then blocks nobody: a
+	// goroutine of the agent watches the runtime, and Stop and SubscribeStatus work as if this
+	// process had started it. An agent that ended while nobody watched comes out as stopped or
+	// failed with the recorded exit, and Attach answers false.
+	Attach(ctx context.Context) (bool, error)
+}
+
+// Features is what a provider really enforces.
+type Features struct {
+	// Level is the name of the sandbox level in force.
+	Level string
+	// OwnUser tells whether each agent runs under a user id of its own.
+	OwnUser bool
+	// Enforced and Open are sentences for a person: what the level enforces, what it leaves open.
+	Enforced []string
+	Open     []string
+}
+
+// FeatureReporter tells what a provider really enforces, read back and not assumed.
+type FeatureReporter interface {
+	Features() Features
+}
