@@ -1,0 +1,12 @@
+package sandbox
+
+// WarmPIDs are the monitors that wait for a program.
+func (l *Launcher) WarmPIDs() []int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []int
+	for _, c := range l.warm {
+		all = append(all, c.pid)
+	}
+	return all
+}

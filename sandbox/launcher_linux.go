@@ -1,0 +1,358 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otters-sh/otters/sandbox/internal/wire"
+)
+
+const (
+	monitorName = "otters-sandbox"
+	maxWarm     = 16
+	// undoTime is how long a monitor whose start was cancelled may take to undo it before it is
+	// killed.
+	undoTime = 2 * time.Second
+)
+
+var errClosed = errors.New("launcher is closed")
+
+// Launcher starts programs, each under a monitor of its own. It is safe for concurrent use.
+//
+// Monitors are its children, and it reaps them. Of those that end after Close, the ones that a
+// Process of the caller controls are reaped by that; the rest stay zombies until the caller ends.
+type Launcher struct {
+	path   string
+	logger *slog.Logger
+	null   *os.File
+	want   int
+
+	wg sync.WaitGroup // reaping and refilling
+
+	mu      sync.Mutex
+	closed  bool
+	filling bool
+	warm    []*child
+	alive   map[*child]struct{}
+}
+
+// child is a monitor that this process has started.
+type child struct {
+	pid  int
+	conn *wire.Conn
+	fd   *pidfd
+}
+
+// Supported lists the levels that this host and version can give, weakest first.
+func Supported() []Level { return []Level{Off} }
+
+// NewLauncher finds the monitor's program and starts the first monitors ahead. The error wraps
+// ErrNoMonitor where the program is not there.
+func NewLauncher(opts LauncherOptions) (*Launcher, error) {
+	path, err := findMonitor(opts.Monitor)
+	if err != nil {
+		return nil, err
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	l := &Launcher{
+		path: path, logger: opts.Logger, null: null, want: min(max(opts.Warm, 0), maxWarm),
+		alive: make(map[*child]struct{}),
+	}
+	if opts.Warm == 0 {
+		l.want = 1
+	}
+	if l.logger == nil {
+		l.logger = slog.New(slog.DiscardHandler)
+	}
+	l.mu.Lock()
+	l.refill()
+	l.mu.Unlock()
+	return l, nil
+}
+
+func findMonitor(path string) (string, error) {
+	if path == "" {
+		if self, err := os.Executable(); err == nil {
+			beside := filepath.Join(filepath.Dir(self), monitorName)
+			if _, err := exec.LookPath(beside); err == nil {
+				return beside, nil
+			}
+		}
+		path = monitorName
+	}
+	found, err := exec.LookPath(path)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w: put %s beside this program or into PATH, or name it", ErrNoMonitor, err, monitorName)
+	}
+	return filepath.Abs(found)
+}
+
+// refill starts monitors ahead until there are enough. l.mu is held.
+func (l *Launcher) refill() {
+	if l.closed || l.filling || len(l.warm) >= l.want {
+		return
+	}
+	l.filling = true
+	l.wg.Add(1)
+	go func() {
+		defer l.wg.Done()
+		for {
+			c, err := l.spawn()
+			l.mu.Lock()
+			if err == nil && !l.closed {
+				l.warm = append(l.warm, c)
+			}
+			if err != nil || l.closed || len(l.warm) >= l.want {
+				l.filling = false
+				if err == nil && l.closed {
+					_ = c.conn.Close()
+				}
+				l.mu.Unlock()
+				if err != nil && !errors.Is(err, errClosed) {
+					l.logger.Warn("monitor not started ahead", "error", err)
+				}
+				return
+			}
+			l.mu.Unlock()
+		}
+	}()
+}
+
+// spawn starts a monitor that waits for its request.
+func (l *Launcher) spawn() (*child, error) {
+	conn, end, err := wire.Pair()
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(end)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		_ = conn.Close()
+		return nil, errClosed
+	}
+	null := l.null.Fd()
+	fd := -1
+	pid, err := syscall.ForkExec(l.path, []string{monitorName}, &syscall.ProcAttr{
+		Dir: "/", Files: []uintptr{null, null, null, uintptr(end)},
+		Sys: &syscall.SysProcAttr{Setsid: true, PidFD: &fd},
+	})
+	if err == nil && fd < 0 {
+		err = fmt.Errorf("%w: the kernel has no pidfd (Linux 5.4)", ErrUnsupported)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("start monitor %s: %w", l.path, err)
+	}
+	p, err := newPidfd(fd)
+	if err != nil {
+		_ = conn.Close() // it ends, and stays a zombie until this process does
+		return nil, err
+	}
+	c := &child{pid: pid, conn: conn, fd: p}
+	l.alive[c] = struct{}{}
+	l.wg.Add(1)
+	go l.reap(c)
+	return c, nil
+}
+
+// reap collects a monitor once it has ended, or lets go of it at Close.
+func (l *Launcher) reap(c *child) {
+	defer l.wg.Done()
+	if c.fd.wait(time.Time{}) == nil {
+		c.fd.reap()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.alive, c)
+	for i, w := range l.warm {
+		if w == c {
+			l.warm = append(l.warm[:i], l.warm[i+1:]...)
+			_ = c.conn.Close()
+			break
+		}
+	}
+	c.fd.close()
+}
+
+// take returns a monitor started ahead, or starts one.
+func (l *Launcher) take() (*child, error) {
+	l.mu.Lock()
+	if n := len(l.warm); n > 0 {
+		c := l.warm[0]
+		l.warm = append(l.warm[:0], l.warm[1:]...)
+		l.mu.Unlock()
+		return c, nil
+	}
+	l.mu.Unlock()
+	return l.spawn()
+}
+
+// Start runs the program of spec, and returns when it runs or could not be started: the error then
+// wraps ErrStart and the cause, such as fs.ErrNotExist, or ErrUnsupported for a level that can't
+// be had, and nothing is left behind. Cancelling ctx while Start waits undoes the start. The files
+// of spec stay the caller's; the monitor has copies.
+func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
+	if err := supported(spec.Level); err != nil {
+		return nil, err
+	}
+	req, err := newRequest(spec)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrStart, err)
+	}
+	defer req.close()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c, err := l.take()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrStart, err)
+	}
+	if err = c.conn.Send(wire.Message{}, req.fds...); errors.Is(err, unix.EPIPE) {
+		// A monitor that waited here was killed; it has not got the request.
+		_ = c.conn.Close()
+		if c, err = l.spawn(); err == nil {
+			err = c.conn.Send(wire.Message{}, req.fds...)
+		}
+	}
+	if err != nil {
+		if c != nil {
+			_ = c.conn.Close()
+		}
+		return nil, fmt.Errorf("%w: hand over to the monitor: %w", ErrStart, err)
+	}
+	m, err := c.started(ctx)
+	l.mu.Lock()
+	l.refill()
+	l.mu.Unlock()
+	if err != nil {
+		_ = c.conn.Close()
+		return nil, err
+	}
+	return l.adopt(c, m, spec.StateDir)
+}
+
+// adopt makes the Process of a monitor that has started its program.
+func (l *Launcher) adopt(c *child, m wire.Message, stateDir string) (*Process, error) {
+	fd, err := c.fd.dup()
+	if err != nil {
+		// Ended already, reaped by us: the record tells how.
+		fd = nil
+	}
+	p := newProcess(c.conn, fd, stateDir)
+	p.run(wire.StatusOf(m))
+	return p, nil
+}
+
+// started waits for the monitor's word.
+func (c *child) started(ctx context.Context) (wire.Message, error) {
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetReadDeadline(time.Unix(1, 0)) })
+	m, fds, err := c.conn.Recv()
+	wire.CloseAll(fds)
+	if !stop() && (err != nil || m.Get(wire.Started) != "") {
+		c.undo()
+		return m, ctx.Err()
+	}
+	if errors.Is(err, io.EOF) {
+		return m, fmt.Errorf("%w: the monitor ended without a word", ErrStart)
+	}
+	if err != nil {
+		return m, fmt.Errorf("%w: the monitor's answer: %w", ErrStart, err)
+	}
+	if m.Get(wire.Started) == "" {
+		return m, fmt.Errorf("%w: %w", ErrStart, refused(m))
+	}
+	return m, nil
+}
+
+// undo stops what a monitor has started or is about to, and returns when it is gone.
+func (c *child) undo() {
+	var m wire.Message
+	m.Add(wire.Op, wire.OpStop)
+	m.AddInt(wire.Grace, 0)
+	_ = c.conn.Send(m)
+	fd, err := c.fd.dup()
+	if err != nil {
+		return // reaped
+	}
+	defer fd.close()
+	if fd.wait(time.Now().Add(undoTime)) != nil {
+		fd.kill()
+		_ = fd.wait(time.Now().Add(undoTime))
+	}
+}
+
+// refused is the error of a refusal, with the kernel's number where it came with one.
+func refused(m wire.Message) error {
+	text := m.Get(wire.Error)
+	if n := m.Int(wire.Errno); n > 0 {
+		return &kernelError{text, syscall.Errno(n)}
+	}
+	return errors.New(text)
+}
+
+// kernelError is an error of another process.
+type kernelError struct {
+	text  string
+	errno syscall.Errno
+}
+
+func (e *kernelError) Error() string { return e.text }
+func (e *kernelError) Unwrap() error { return e.errno }
+
+// Close ends the monitors started ahead and leaves running programs alone: a later Attach finds
+// them. It returns when nothing of the Launcher runs.
+func (l *Launcher) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		l.wg.Wait()
+		return nil
+	}
+	l.closed = true
+	for _, c := range l.warm {
+		_ = c.conn.Close()
+		fd, err := c.fd.dup()
+		if err != nil {
+			continue
+		}
+		l.wg.Add(1)
+		go func() { // its end is reaped before this process lets go
+			defer l.wg.Done()
+			defer fd.close()
+			if fd.wait(time.Now().Add(undoTime)) != nil {
+				fd.kill()
+				_ = fd.wait(time.Now().Add(undoTime))
+			}
+			fd.reap()
+		}()
+	}
+	l.warm = nil
+	l.mu.Unlock()
+	l.letGo()
+	l.wg.Wait()
+	return l.null.Close()
+}
+
+// letGo ends the wait for monitors that still run.
+func (l *Launcher) letGo() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.alive {
+		_ = c.fd.f.SetReadDeadline(time.Unix(1, 0))
+	}
+}

@@ -1,0 +1,179 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otters-sh/otters/sandbox/internal/wire"
+)
+
+// request is a checked Spec on its way to a monitor, with copies of its descriptors.
+type request struct{ fds []int }
+
+func newRequest(s Spec) (*request, error) {
+	if err := check(s); err != nil {
+		return nil, err
+	}
+	w := wire.Spec{
+		Level: string(s.Level), Path: s.Path, Dir: s.Dir, Args: s.Args, Env: s.Env, UID: s.UID, GID: s.GID,
+		Log: s.Log != nil, Stdout: s.Stdout != nil, Stderr: s.Stderr != nil,
+	}
+	files := []*os.File{s.Log, s.Stdout, s.Stderr}
+	for _, f := range s.Files {
+		w.Files = append(w.Files, f.Name)
+		files = append(files, f.File)
+	}
+	for _, f := range s.Held {
+		w.Held = append(w.Held, f.Name)
+		files = append(files, f.File)
+	}
+	r := &request{}
+	if err := r.fill(w, s.StateDir, files); err != nil {
+		r.close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *request) fill(w wire.Spec, dir string, files []*os.File) error {
+	// The spec goes in memory of its own, for it may be larger than a message.
+	b := w.Marshal()
+	if len(b) > wire.MaxSpec {
+		return fmt.Errorf("arguments and environment: %d bytes, more than %d", len(b), wire.MaxSpec)
+	}
+	mem, err := unix.MemfdCreate("spec", unix.MFD_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("memfd_create", err)
+	}
+	r.fds = append(r.fds, mem)
+	for len(b) > 0 {
+		n, err := unix.Write(mem, b)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return os.NewSyscallError("write", err)
+		}
+		b = b[max(n, 0):]
+	}
+	if _, err := unix.Seek(mem, 0, 0); err != nil {
+		return os.NewSyscallError("lseek", err)
+	}
+	state, err := openState(dir)
+	if err != nil {
+		return err
+	}
+	r.fds = append(r.fds, state)
+	for _, f := range files {
+		if f == nil {
+			continue
+		}
+		fd, err := dup(f)
+		if err != nil {
+			return fmt.Errorf("file %s: %w", f.Name(), err)
+		}
+		r.fds = append(r.fds, fd)
+	}
+	return nil
+}
+
+func (r *request) close() {
+	wire.CloseAll(r.fds)
+	r.fds = nil
+}
+
+// openState opens a state folder, which nobody but the caller may enter.
+func openState(dir string) (int, error) {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open state folder", Path: dir, Err: err}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		_ = unix.Close(fd)
+		return -1, &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	if st.Mode&0o077 != 0 || int(st.Uid) != unix.Geteuid() {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("state folder %s: mode %04o of user %d: it must be 0700 and this user's own", dir, st.Mode&0o7777, st.Uid)
+	}
+	return fd, nil
+}
+
+// dup copies a file's descriptor without making it blocking, as Fd would.
+func dup(f *os.File) (int, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	var fd int
+	if e := raw.Control(func(old uintptr) { fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
+		return -1, e
+	}
+	return fd, os.NewSyscallError("fcntl", err)
+}
+
+func check(s Spec) error {
+	for _, p := range []struct{ what, path string }{{"program", s.Path}, {"working folder", s.Dir}, {"state folder", s.StateDir}} {
+		if !filepath.IsAbs(p.path) {
+			return fmt.Errorf("%s %q: not an absolute path", p.what, p.path)
+		}
+	}
+	for _, list := range [][]string{{s.Path, s.Dir}, s.Args, s.Env} {
+		for _, v := range list {
+			if strings.ContainsRune(v, 0) {
+				return fmt.Errorf("%q: has a NUL byte", v)
+			}
+		}
+	}
+	for _, e := range s.Env {
+		if name, _, ok := strings.Cut(e, "="); !ok || name == "" {
+			return errors.New("environment: an entry is not NAME=VALUE")
+		}
+	}
+	if s.Log != nil {
+		if err := checkAppend(s.Log); err != nil {
+			return err
+		}
+	}
+	return checkNames(append(append([]File(nil), s.Files...), s.Held...))
+}
+
+func checkAppend(f *os.File) error {
+	fd, err := dup(f)
+	if err != nil {
+		return fmt.Errorf("log: %w", err)
+	}
+	defer unix.Close(fd)
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return fmt.Errorf("log: %w", err)
+	}
+	if flags&unix.O_APPEND == 0 || flags&unix.O_ACCMODE == unix.O_RDONLY {
+		return fmt.Errorf("log %s: not opened for appending", f.Name())
+	}
+	return nil
+}
+
+func checkNames(files []File) error {
+	if len(files) > wire.MaxFiles {
+		return fmt.Errorf("%d files: at most %d can be handed over", len(files), wire.MaxFiles)
+	}
+	seen := make(map[string]bool)
+	for _, f := range files {
+		if f.File == nil {
+			return fmt.Errorf("file %q: not open", f.Name)
+		}
+		bad := strings.IndexFunc(f.Name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' })
+		if f.Name == "" || len(f.Name) > 255 || bad >= 0 {
+			return fmt.Errorf("file name %q: must be 1 to 255 printable ASCII characters without a colon", f.Name)
+		}
+		if seen[f.Name] {
+			return fmt.Errorf("file name %q: used twice", f.Name)
+		}
+		seen[f.Name] = true
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+//go:build linux
+
+package sandbox_test
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/otters-sh/otters/sandbox"
+)
+
+// memory reads a figure in KiB from a file of /proc.
+func memory(t *testing.T, pid int, file, name string) int {
+	t.Helper()
+	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/" + file)
+	if err != nil {
+		t.Skip("the monitor is non-dumpable, its memory is root's to read:", err)
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if fields := strings.Fields(s.Text()); len(fields) > 1 && fields[0] == name {
+			n, err := strconv.Atoi(fields[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("%s has no %s", f.Name(), name)
+	return 0
+}
+
+// The monitor's budget: a file under 4 MiB, under 2 MiB of memory (PSS) while its program idles.
+func TestMonitorIsSmall(t *testing.T) {
+	st, err := os.Stat(monitorPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("file: %d KiB", st.Size()>>10)
+	if st.Size() > 4<<20 {
+		t.Errorf("file of %d bytes", st.Size())
+	}
+	out, err := exec.Command("go", "list", "-deps", "../cmd/otters-sandbox").Output()
+	if err != nil {
+		t.Skip("no go command:", err)
+	}
+	for _, heavy := range []string{"fmt", "net", "encoding/json", "log/slog", "os/exec"} {
+		if slices.Contains(strings.Fields(string(out)), heavy) {
+			t.Errorf("the monitor imports %s", heavy)
+		}
+	}
+	l := newLauncher(t, sandbox.LauncherOptions{})
+	const many = 10
+	var pss, anon int
+	var all []*sandbox.Process
+	for range many {
+		p := start(t, l, shell(t, "exec sleep 1000"))
+		if _, err := p.Files(deadline(t)); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	for _, p := range all {
+		pss += memory(t, p.MonitorPID(), "smaps_rollup", "Pss:")
+		anon += memory(t, p.MonitorPID(), "smaps_rollup", "Pss_Anon:")
+	}
+	t.Logf("mean of %d monitors: %d KiB PSS, of which %d KiB anonymous", many, pss/many, anon/many)
+	if pss/many > 2<<10 {
+		t.Errorf("PSS of %d KiB", pss/many)
+	}
+}
+
+// BenchmarkBare is what the host takes to start the same program with nothing around it.
+func BenchmarkBare(b *testing.B) {
+	var took []time.Duration
+	for b.Loop() {
+		begin := time.Now()
+		c := exec.Command("/bin/sleep", "1000")
+		if err := c.Start(); err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, time.Since(begin))
+		b.StopTimer()
+		_ = c.Process.Kill()
+		_ = c.Wait()
+		time.Sleep(5 * time.Millisecond)
+		b.StartTimer()
+	}
+	report(b, took)
+}
+
+func report(b *testing.B, took []time.Duration) {
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
+	b.ReportMetric(float64(took[len(took)*95/100].Microseconds()), "p95-µs")
+}
+
+// BenchmarkStart measures from the call to the word that the program runs, with a monitor that
+// waits and with one that has to be started.
+func BenchmarkStart(b *testing.B) {
+	for name, warm := range map[string]int{"warm": 1, "cold": -1} {
+		b.Run(name, func(b *testing.B) {
+			l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitorPath, Warm: warm})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.Close()
+			spec := sandbox.Spec{
+				Level: sandbox.Off, Path: "/bin/sleep", Args: []string{"1000"}, Dir: "/", UID: -1, GID: -1, StateDir: b.TempDir(),
+			}
+			if err := os.Chmod(spec.StateDir, 0o700); err != nil {
+				b.Fatal(err)
+			}
+			var took []time.Duration
+			for b.Loop() {
+				b.StopTimer()
+				for warm > 0 && len(l.WarmPIDs()) == 0 {
+					time.Sleep(100 * time.Microsecond)
+				}
+				time.Sleep(5 * time.Millisecond) // the monitor that waits has settled
+				b.StartTimer()
+				begin := time.Now()
+				p, err := l.Start(b.Context(), spec)
+				if err != nil {
+					b.Fatal(err)
+				}
+				took = append(took, time.Since(begin))
+				b.StopTimer()
+				if err := p.Stop(b.Context(), 0); err != nil {
+					b.Fatal(err)
+				}
+				if err := p.Close(); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			report(b, took)
+		})
+	}
+}
