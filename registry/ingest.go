@@ -1,0 +1,210 @@
+package registry
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+	"oras.land/oras-go/v2/errdef"
+)
+
+// writeBack is how much of a file is written before the kernel is told to start on it, so that the
+// sync at the end finds little left.
+const writeBack = 512 << 10
+
+// copyBuffers hold what passes from a reader into a file.
+var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
+
+// ingest receives one blob: into memory up to rowLimit, then into a temporary file. Nothing of it
+// is visible before finish and a commit. It has one user at a time.
+type ingest struct {
+	store     *Store
+	algorithm digest.Algorithm
+	hash      hash.Hash
+	size      int64
+	row       []byte
+	file      *os.File
+	path      string // of the file, wherever it is now
+	name      string // below blobs/, once placed
+	started   int64  // bytes handed to write-back
+}
+
+func (s *Store) newIngest(algorithm digest.Algorithm) *ingest {
+	return &ingest{store: s, algorithm: algorithm, hash: algorithm.Hash()}
+}
+
+// Write adds p. A blob over the store's limit gives errdef.ErrSizeExceedsLimit.
+func (g *ingest) Write(p []byte) (int, error) {
+	if int64(len(p)) > g.store.opts.MaxBlob-g.size {
+		return 0, fmt.Errorf("blob is larger than the limit of %d bytes: %w", g.store.opts.MaxBlob, errdef.ErrSizeExceedsLimit)
+	}
+	if g.file == nil && g.size+int64(len(p)) <= rowLimit {
+		g.row = append(g.row, p...)
+	} else if err := g.toFile(p); err != nil {
+		return 0, err
+	}
+	g.hash.Write(p)
+	g.size += int64(len(p))
+	return len(p), nil
+}
+
+func (g *ingest) toFile(p []byte) error {
+	if g.file == nil {
+		f, err := os.CreateTemp(g.store.tempPath(), "blob-")
+		if err != nil {
+			return err
+		}
+		g.file, g.path = f, f.Name()
+		if _, err := f.Write(g.row); err != nil {
+			return err
+		}
+		g.row = nil
+	}
+	if _, err := g.file.Write(p); err != nil {
+		return err
+	}
+	if n := g.size + int64(len(p)); n-g.started >= writeBack {
+		// Only a hint: the sync in finish is what counts.
+		_ = unix.SyncFileRange(int(g.file.Fd()), g.started, n-g.started, unix.SYNC_FILE_RANGE_WRITE)
+		g.started = n
+	}
+	return nil
+}
+
+// readFrom adds all of r.
+func (g *ingest) readFrom(r io.Reader) error {
+	buf := copyBuffers.Get().(*[]byte)
+	defer copyBuffers.Put(buf)
+	_, err := io.CopyBuffer(struct{ io.Writer }{g}, struct{ io.Reader }{r}, *buf)
+	return err
+}
+
+// finish checks the digest and makes a file durable under its final name. The caller then commits
+// the row, or discards.
+func (g *ingest) finish(expected digest.Digest) error {
+	if err := checkDigest(expected); err != nil {
+		return err
+	}
+	if expected.Algorithm() != g.algorithm {
+		if err := g.rehash(expected.Algorithm()); err != nil {
+			return err
+		}
+	}
+	if got := digest.NewDigest(g.algorithm, g.hash); got != expected {
+		return fmt.Errorf("content of %d bytes has digest %s, want %s: %w", g.size, got, expected, errdef.ErrInvalidDigest)
+	}
+	if g.file == nil {
+		return nil
+	}
+	return g.place(expected)
+}
+
+// rehash reads back what was hashed with another algorithm: the digest that a chunked upload ends
+// with is not known when it starts.
+func (g *ingest) rehash(algorithm digest.Algorithm) error {
+	g.algorithm, g.hash = algorithm, algorithm.Hash()
+	if g.file == nil {
+		g.hash.Write(g.row)
+		return nil
+	}
+	buf := copyBuffers.Get().(*[]byte)
+	defer copyBuffers.Put(buf)
+	_, err := io.CopyBuffer(struct{ io.Writer }{g.hash}, io.NewSectionReader(g.file, 0, g.size), *buf)
+	return err
+}
+
+func (g *ingest) place(d digest.Digest) error {
+	if err := g.file.Sync(); err != nil {
+		return err
+	}
+	if err := g.file.Close(); err != nil {
+		return err
+	}
+	var unique [8]byte
+	if _, err := rand.Read(unique[:]); err != nil {
+		return err
+	}
+	name := fmt.Sprintf("%s-%s-%s", d.Algorithm(), d.Encoded(), hex.EncodeToString(unique[:]))
+	path := filepath.Join(g.store.blobsPath(), name)
+	if err := os.Rename(g.path, path); err != nil {
+		return err
+	}
+	g.path, g.name = path, name
+	return g.store.folder.sync()
+}
+
+// discard removes the file, if any; a second call does nothing.
+func (g *ingest) discard() {
+	if g.file != nil {
+		_ = g.file.Close()
+		_ = os.Remove(g.path)
+		g.file = nil
+	}
+	g.row = nil
+}
+
+// keep leaves the file to the row that was committed for it.
+func (g *ingest) keep() { g.file = nil }
+
+// folderSync makes renames into a folder durable. Callers that arrive during a sync share the next
+// one.
+type folderSync struct {
+	folder *os.File
+
+	mu      sync.Mutex
+	cond    *sync.Cond
+	running bool
+	asked   uint64 // calls made
+	synced  uint64 // calls covered by a finished sync
+	err     error  // of that sync
+}
+
+func newFolderSync(path string) (*folderSync, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &folderSync{folder: f}
+	s.cond = sync.NewCond(&s.mu)
+	return s, nil
+}
+
+// sync returns when a sync that began after the call is done.
+func (s *folderSync) sync() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked++
+	mine := s.asked
+	for s.synced < mine {
+		if s.running {
+			s.cond.Wait()
+			continue
+		}
+		s.running = true
+		covers := s.asked
+		s.mu.Unlock()
+		err := s.folder.Sync()
+		s.mu.Lock()
+		s.running, s.synced, s.err = false, covers, err
+		s.cond.Broadcast()
+	}
+	return s.err
+}
+
+func (s *folderSync) close() error { return s.folder.Close() }
+
+func syncFolder(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
