@@ -1,0 +1,295 @@
+package agentoci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	digest "github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2"
+
+	"github.com/otters-sh/otters/spec"
+)
+
+// BuildOptions are what Build is given beside the Agentfile. The zero value builds a file that names
+// no other and is FROM scratch.
+type BuildOptions struct {
+	// Name is what problems call the Agentfile; default is "Agentfile".
+	Name string
+	// Args are build arguments.
+	Args map[string]string
+	// Folder is the build folder: an *Archive, or os.Root.FS, both of which symlinks can't leave.
+	Folder fs.FS
+	// Parent finds the image of FROM.
+	Parent Opener
+	// Created becomes an annotation unless it is zero; give it SOURCE_DATE_EPOCH, not the time.
+	Created time.Time
+	// Tags are given to the image when it is stored whole.
+	Tags []string
+}
+
+// BuildResult is a built image.
+type BuildResult struct {
+	// Descriptor is the manifest's.
+	Descriptor ocispec.Descriptor
+	// Agentfile is the definition with everything inherited.
+	Agentfile *spec.Agentfile
+	// Warnings are for the person who builds, each one line.
+	Warnings []string
+}
+
+// Build turns the Agentfile source into an image in target. The same source, files, parent and
+// options give the same digest on every machine. Everything is read and checked before the first
+// blob is stored, and tags are moved last, so a build that fails leaves at most blobs that nothing
+// refers to. Problems of the file are a *spec.SyntaxError.
+func Build(ctx context.Context, target oras.Target, source []byte, opts BuildOptions) (*BuildResult, error) {
+	if opts.Name == "" {
+		opts.Name = "Agentfile"
+	}
+	own, err := spec.Parse(opts.Name, source, spec.ParseOptions{Args: opts.Args})
+	if err != nil {
+		return nil, err
+	}
+	b := &builder{opts: opts, target: target, source: source, def: own, files: map[string]added{}}
+	if err := b.inherit(ctx, own); err != nil {
+		return nil, fmt.Errorf("%s: FROM %s: %w", opts.Name, own.From, err)
+	}
+	if err := b.read(ctx, own); err != nil {
+		return nil, fmt.Errorf("%s: %w", opts.Name, err)
+	}
+	if err := b.def.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", opts.Name, err)
+	}
+	desc, err := b.store(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("build %s: %w", opts.Name, err)
+	}
+	return &BuildResult{Descriptor: desc, Agentfile: b.def, Warnings: warnings(own)}, nil
+}
+
+type builder struct {
+	opts   BuildOptions
+	target oras.Target
+	source []byte
+	def    *spec.Agentfile
+	chain  []Link
+	// files are the ADD files by name.
+	files map[string]added
+}
+
+// added is content that is read twice: for its digest, and to be stored.
+type added struct {
+	desc ocispec.Descriptor
+	open func(context.Context) (io.ReadCloser, error)
+}
+
+// inherit reads the parent, and only the direct one: its definition holds what it inherited.
+func (b *builder) inherit(ctx context.Context, own *spec.Agentfile) error {
+	if own.From == "scratch" {
+		return nil
+	}
+	ref, err := spec.ParseReference(own.From)
+	if err != nil {
+		return err
+	}
+	if b.opts.Parent == nil {
+		return errors.New("this build knows no registry; only FROM scratch can be built")
+	}
+	store, name, err := b.opts.Parent(ctx, ref)
+	if err != nil {
+		return err
+	}
+	parent, err := Load(ctx, store, name)
+	if err != nil {
+		return err
+	}
+	if err := pinned(ref, parent.Descriptor.Digest); err != nil {
+		return err
+	}
+	older, err := parent.Chain()
+	if err != nil {
+		return err
+	}
+	ref = ref.WithDefaultTag("latest")
+	ref.Digest = ""
+	b.chain = append([]Link{{Name: ref.String(), Digest: parent.Descriptor.Digest}}, older...)
+	if err := checkChain(b.chain); err != nil {
+		return err
+	}
+	for _, d := range parent.Agentfile.Adds {
+		b.files[d.Name] = added{desc: parent.files[d.Name], open: func(ctx context.Context) (io.ReadCloser, error) {
+			r, _, err := parent.OpenAdd(ctx, d.Name)
+			return r, err
+		}}
+	}
+	b.def = spec.Merge(parent.Agentfile, own)
+	return nil
+}
+
+// pinned refuses a store's answer that is not the digest that was asked for.
+func pinned(ref spec.Reference, got digest.Digest) error {
+	if ref.Digest != "" && ref.Digest != got.String() {
+		return fmt.Errorf("the store answered %s for %s", got, ref)
+	}
+	return nil
+}
+
+// read reads the files that the file itself names; those of the parent are in its image.
+func (b *builder) read(ctx context.Context, own *spec.Agentfile) error {
+	var errs []error
+	for _, c := range own.Contexts {
+		if c.File == "" {
+			continue
+		}
+		text, err := b.readContext(ctx, c.File)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("CONTEXT %s: %w", c.Name, err))
+			continue
+		}
+		for i := range b.def.Contexts {
+			if b.def.Contexts[i].Name == c.Name {
+				b.def.Contexts[i].Content = text
+			}
+		}
+	}
+	for _, d := range own.Adds {
+		desc, err := b.digest(ctx, d.Src)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("ADD %s: %w", d.Name, err))
+			continue
+		}
+		b.files[d.Name] = added{desc: desc, open: func(ctx context.Context) (io.ReadCloser, error) {
+			return b.open(d.Src, maxFile)
+		}}
+	}
+	return errors.Join(errs...)
+}
+
+// open opens a regular file of the build folder.
+func (b *builder) open(name string, most int64) (fs.File, error) {
+	if b.opts.Folder == nil {
+		return nil, fmt.Errorf("%s: there is no build folder", name)
+	}
+	// Asked before it is opened: opening a FIFO waits for its other end.
+	info, err := fs.Stat(b.opts.Folder, name)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s: %s is no regular file", name, info.Mode().Type())
+		if info.IsDir() {
+			err = fmt.Errorf("%s: it is a folder; name its files one by one", name)
+		}
+	}
+	if err == nil && info.Size() > most {
+		err = fmt.Errorf("%s: %d bytes, more than %d: %w", name, info.Size(), most, ErrLimit)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%s: there is no such file in the build folder: %w", name, fs.ErrNotExist)
+	case err != nil:
+		return nil, err
+	}
+	return b.opts.Folder.Open(name)
+}
+
+func (b *builder) readContext(ctx context.Context, name string) (string, error) {
+	f, err := b.open(name, spec.MaxContent)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(newLimitReader(contextReader{ctx, f}, spec.MaxContent))
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	return string(text), nil
+}
+
+func (b *builder) digest(ctx context.Context, name string) (ocispec.Descriptor, error) {
+	f, err := b.open(name, maxFile)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	defer f.Close()
+	digester := digest.SHA256.Digester()
+	n, err := io.Copy(digester.Hash(), newLimitReader(contextReader{ctx, f}, maxFile))
+	if err != nil {
+		return ocispec.Descriptor{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return ocispec.Descriptor{MediaType: MediaTypeFile, Digest: digester.Digest(), Size: n}, nil
+}
+
+// store writes blobs, manifest and tags, in this order.
+func (b *builder) store(ctx context.Context) (ocispec.Descriptor, error) {
+	config, err := json.Marshal(configBlob{Syntax: b.def.Syntax, Agent: b.def})
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	if len(config) > maxConfig {
+		return ocispec.Descriptor{}, fmt.Errorf("the definition has %d bytes, more than %d: %w", len(config), maxConfig, ErrLimit)
+	}
+	m := ocispec.Manifest{
+		Versioned:    specs.Versioned{SchemaVersion: 2},
+		MediaType:    ocispec.MediaTypeImageManifest,
+		ArtifactType: ArtifactTypeAgent,
+		Annotations:  b.annotations(),
+	}
+	if m.Config, err = pushBytes(ctx, b.target, MediaTypeConfig, config); err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	layer := func(desc ocispec.Descriptor, title string) {
+		desc.Annotations = map[string]string{ocispec.AnnotationTitle: title}
+		m.Layers = append(m.Layers, desc)
+	}
+	desc, err := pushBytes(ctx, b.target, MediaTypeAgentfile, b.source)
+	if err != nil {
+		return desc, err
+	}
+	layer(desc, "Agentfile")
+	for _, c := range b.def.Contexts {
+		if desc, err = pushBytes(ctx, b.target, MediaTypeContext, []byte(c.Content)); err != nil {
+			return desc, fmt.Errorf("CONTEXT %s: %w", c.Name, err)
+		}
+		layer(desc, c.Name+".md")
+	}
+	for _, d := range b.def.Adds {
+		f := b.files[d.Name]
+		// The store checks the digest: a file that changed since it was read is not stored.
+		err := push(ctx, b.target, f.desc, func() (io.ReadCloser, error) { return f.open(ctx) })
+		if err != nil {
+			return desc, fmt.Errorf("ADD %s: %w", d.Name, err)
+		}
+		layer(f.desc, d.Name)
+	}
+	if desc, err = pushDocument(ctx, b.target, ocispec.MediaTypeImageManifest, m); err != nil {
+		return desc, err
+	}
+	desc.ArtifactType = ArtifactTypeAgent
+	return desc, tagAll(ctx, b.target, desc, b.opts.Tags)
+}
+
+func (b *builder) annotations() map[string]string {
+	out := map[string]string{}
+	if !b.opts.Created.IsZero() {
+		out[ocispec.AnnotationCreated] = b.opts.Created.UTC().Format(time.RFC3339)
+	}
+	for _, l := range b.def.Labels {
+		out[l.Key] = l.Value
+	}
+	if b.def.Name != "" {
+		out[ocispec.AnnotationTitle] = b.def.Name
+	}
+	if len(b.chain) > 0 {
+		out[ocispec.AnnotationBaseImageName] = b.chain[0].Name
+		out[ocispec.AnnotationBaseImageDigest] = b.chain[0].Digest.String()
+		out[AnnotationChain] = formatChain(b.chain)
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}

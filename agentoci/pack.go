@@ -1,0 +1,299 @@
+package agentoci
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	digest "github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2"
+
+	"github.com/otters-sh/otters/spec"
+)
+
+// Program is a static binary that becomes a layer.
+type Program struct {
+	Platform ocispec.Platform
+	// Name is the file's name in the layer's root, and Links are symlinks to it beside it: the names
+	// of a multi-call program.
+	Name  string
+	Links []string
+	// Size is the binary's in bytes. Open is called up to twice and must give the same bytes.
+	Size int64
+	Open func() (io.ReadCloser, error)
+}
+
+// Layer is a stored layer that PackBin makes images from, as many as its program has names.
+type Layer struct {
+	Platform   ocispec.Platform
+	Descriptor ocispec.Descriptor
+	DiffID     digest.Digest
+	// Names are the files in the layer's root.
+	Names []string
+}
+
+// BinImage is what PackBin makes a BIN or RUNTIME image from.
+type BinImage struct {
+	// Name is a file in the root of each of Layers, or a symlink to one.
+	Name        string
+	Description string
+	// Usage is the text of /USAGE.md; without it the image has none.
+	Usage string
+	// Labels go into the images' configs and annotations.
+	Labels map[string]string
+	// Layers are one per platform.
+	Layers []Layer
+	// Tags are given to the index when all is stored.
+	Tags []string
+}
+
+// PackLayer stores the program as a tar layer in target. It is not compressed: the same binary gives
+// the same digest whatever compressor was linked, and is unpacked at the speed of the disk.
+func PackLayer(ctx context.Context, target oras.Target, p Program) (Layer, error) {
+	names := append([]string{p.Name}, p.Links...)
+	slices.Sort(names[1:])
+	for i, name := range names {
+		if err := checkBinName(name); err != nil {
+			return Layer{}, fmt.Errorf("pack layer: %w", err)
+		}
+		if slices.Contains(names[:i], name) {
+			return Layer{}, fmt.Errorf("pack layer: the name %s is there twice", name)
+		}
+	}
+	if p.Size < 0 || p.Size > maxFile {
+		return Layer{}, fmt.Errorf("pack layer: %s: size %d is not between 0 and %d: %w", p.Name, p.Size, int64(maxFile), ErrLimit)
+	}
+	digester := digest.SHA256.Digester()
+	count := &countWriter{w: digester.Hash()}
+	if err := writeProgram(ctx, count, p, names[1:]); err != nil {
+		return Layer{}, fmt.Errorf("pack layer: %s: %w", p.Name, err)
+	}
+	l := Layer{
+		Platform:   p.Platform,
+		Descriptor: ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digester.Digest(), Size: count.n},
+		DiffID:     digester.Digest(),
+		Names:      names,
+	}
+	err := push(ctx, target, l.Descriptor, func() (io.ReadCloser, error) {
+		return newPipe(func(w io.Writer) error { return writeProgram(ctx, w, p, names[1:]) }), nil
+	})
+	if err != nil {
+		return Layer{}, fmt.Errorf("pack layer: %s: %w", p.Name, err)
+	}
+	return l, nil
+}
+
+func checkBinName(name string) error {
+	if name == "" {
+		return errors.New("a BIN needs a name")
+	}
+	return (&spec.Agentfile{Name: name}).Validate()
+}
+
+func writeProgram(ctx context.Context, w io.Writer, p Program, links []string) error {
+	r, err := p.Open()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	tw := tar.NewWriter(w)
+	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: p.Name, Mode: 0o755, Size: p.Size, Format: tar.FormatUSTAR}); err != nil {
+		return err
+	}
+	if _, err := io.Copy(tw, contextReader{ctx, r}); err != nil {
+		return err
+	}
+	for _, link := range links {
+		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: link, Linkname: p.Name, Mode: 0o777, Format: tar.FormatUSTAR}); err != nil {
+			return err
+		}
+	}
+	return tw.Close()
+}
+
+type countWriter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *countWriter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// pipe runs a writer beside its reader; Close waits for it.
+type pipe struct {
+	*io.PipeReader
+	done chan struct{}
+}
+
+func newPipe(write func(io.Writer) error) *pipe {
+	r, w := io.Pipe()
+	p := &pipe{PipeReader: r, done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		w.CloseWithError(write(w))
+	}()
+	return p
+}
+
+func (p *pipe) Close() error {
+	err := p.PipeReader.Close()
+	<-p.done
+	return err
+}
+
+// PackBin stores a BIN or RUNTIME image in target: an index with one manifest per platform, each an
+// ordinary image that a container engine takes too. Images of the same Layers share them.
+func PackBin(ctx context.Context, target oras.Target, b BinImage) (ocispec.Descriptor, error) {
+	desc, err := packBin(ctx, target, b)
+	if err != nil {
+		return ocispec.Descriptor{}, fmt.Errorf("pack %s: %w", b.Name, err)
+	}
+	return desc, nil
+}
+
+func packBin(ctx context.Context, target oras.Target, b BinImage) (ocispec.Descriptor, error) {
+	none := ocispec.Descriptor{}
+	if err := b.check(); err != nil {
+		return none, err
+	}
+	index := ocispec.Index{
+		Versioned:    specs.Versioned{SchemaVersion: 2},
+		MediaType:    ocispec.MediaTypeImageIndex,
+		ArtifactType: ArtifactTypeBin,
+		Annotations:  b.annotations(),
+	}
+	var usage *ocispec.Descriptor
+	if b.Usage != "" {
+		blob, err := usageLayer(b.Usage)
+		if err != nil {
+			return none, err
+		}
+		desc, err := pushBytes(ctx, target, ocispec.MediaTypeImageLayer, blob)
+		if err != nil {
+			return none, err
+		}
+		usage = &desc
+	}
+	layers := slices.Clone(b.Layers)
+	slices.SortFunc(layers, func(x, y Layer) int {
+		return strings.Compare(platformString(x.Platform), platformString(y.Platform))
+	})
+	for _, l := range layers {
+		desc, err := packManifest(ctx, target, b, l, usage)
+		if err != nil {
+			return none, err
+		}
+		index.Manifests = append(index.Manifests, desc)
+	}
+	desc, err := pushDocument(ctx, target, ocispec.MediaTypeImageIndex, index)
+	if err != nil {
+		return none, err
+	}
+	desc.ArtifactType = ArtifactTypeBin
+	return desc, tagAll(ctx, target, desc, b.Tags)
+}
+
+func (b BinImage) check() error {
+	if err := checkBinName(b.Name); err != nil {
+		return err
+	}
+	if len(b.Usage) > maxUsage {
+		return fmt.Errorf("the usage has %d bytes, more than %d: %w", len(b.Usage), maxUsage, ErrLimit)
+	}
+	if len(b.Layers) == 0 {
+		return errors.New("it has no layer")
+	}
+	seen := map[string]bool{}
+	for _, l := range b.Layers {
+		p := platformString(l.Platform)
+		switch {
+		case l.Platform.OS == "" || l.Platform.Architecture == "":
+			return errors.New("a layer has no platform")
+		case seen[p]:
+			return fmt.Errorf("two layers are for %s", p)
+		case !slices.Contains(l.Names, b.Name):
+			return fmt.Errorf("the layer for %s has no file %s", p, b.Name)
+		}
+		seen[p] = true
+	}
+	return nil
+}
+
+func (b BinImage) annotations() map[string]string {
+	out := map[string]string{}
+	for k, v := range b.Labels {
+		out[k] = v
+	}
+	out[binPrefix+"name"] = b.Name
+	if b.Description != "" {
+		out[binPrefix+"description"] = b.Description
+	}
+	return out
+}
+
+func usageLayer(text string) ([]byte, error) {
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "USAGE.md", Mode: 0o644, Size: int64(len(text)), Format: tar.FormatUSTAR}); err != nil {
+		return nil, err
+	}
+	if _, err := io.WriteString(tw, text); err != nil {
+		return nil, err
+	}
+	err := tw.Close()
+	return buf.Bytes(), err
+}
+
+func packManifest(ctx context.Context, target oras.Target, b BinImage, l Layer, usage *ocispec.Descriptor) (ocispec.Descriptor, error) {
+	none := ocispec.Descriptor{}
+	config := ocispec.Image{
+		Platform: l.Platform,
+		Config:   ocispec.ImageConfig{Entrypoint: []string{"/" + b.Name}, Labels: b.annotations()},
+		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{l.DiffID}},
+	}
+	m := ocispec.Manifest{
+		Versioned:    specs.Versioned{SchemaVersion: 2},
+		MediaType:    ocispec.MediaTypeImageManifest,
+		ArtifactType: ArtifactTypeBin,
+		Layers:       []ocispec.Descriptor{l.Descriptor},
+		Annotations:  b.annotations(),
+	}
+	if usage != nil {
+		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, usage.Digest)
+		m.Layers = append(m.Layers, *usage)
+	}
+	blob, err := json.Marshal(config)
+	if err != nil {
+		return none, err
+	}
+	if m.Config, err = pushBytes(ctx, target, ocispec.MediaTypeImageConfig, blob); err != nil {
+		return none, err
+	}
+	desc, err := pushDocument(ctx, target, ocispec.MediaTypeImageManifest, m)
+	if err != nil {
+		return none, err
+	}
+	desc.ArtifactType = ArtifactTypeBin
+	platform := l.Platform
+	desc.Platform = &platform
+	return desc, nil
+}
+
+func platformString(p ocispec.Platform) string {
+	s := p.OS + "/" + p.Architecture
+	if p.Variant != "" {
+		s += "/" + p.Variant
+	}
+	return s
+}
