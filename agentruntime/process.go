@@ -1,0 +1,234 @@
+package agentruntime
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otters-sh/otters/loop"
+	"github.com/otters-sh/otters/workspace"
+)
+
+const (
+	// maxOutput is what the model gets of each of a tool's two streams, in bytes.
+	maxOutput = 64 << 10
+	// maxUsage is what the model gets of a tool's usage text, in bytes.
+	maxUsage = 64 << 10
+	// pipeDelay is how long output is awaited from a process that left the tool's group and still
+	// holds its pipes.
+	pipeDelay = time.Second
+)
+
+// binParameters is the schema of every tool that is a program.
+const binParameters = `{"type":"object","properties":{` +
+	`"args":{"type":"array","items":{"type":"string"},"description":"Command line arguments, one per item. No shell reads them."},` +
+	`"stdin":{"type":"string","description":"Text for standard input."}},"additionalProperties":false}`
+
+// program is a tool that runs a program of the agent's tree.
+type program struct {
+	spec loop.ToolSpec
+	path string
+	dir  string
+	env  []string
+}
+
+// openTools makes the tools of a definition. Every program must be there. Errors wrap ErrConfig.
+func openTools(root *os.Root, cfg *workspace.Config, environ []string) ([]loop.Tool, error) {
+	dir := cfg.Workspace
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join(root.Name(), workspace.WorkDir)
+	}
+	env := toolEnv(environ)
+	var tools []loop.Tool
+	taken := make(map[string]string)
+	for _, t := range cfg.Tools {
+		p, err := openProgram(root, t)
+		if err != nil {
+			return nil, fmt.Errorf("%w: tool %s: %w", ErrConfig, t.Name, err)
+		}
+		if other, ok := taken[p.spec.Name]; ok {
+			return nil, fmt.Errorf("%w: tool %s: the model would know it as %s, like tool %s", ErrConfig, t.Name, p.spec.Name, other)
+		}
+		taken[p.spec.Name] = t.Name
+		p.dir, p.env = dir, env
+		tools = append(tools, p)
+	}
+	return tools, nil
+}
+
+func openProgram(root *os.Root, t workspace.Tool) (*program, error) {
+	name, err := modelName(t.Name)
+	if err != nil {
+		return nil, err
+	}
+	path := t.Binary
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(root.Name(), workspace.BinDir, t.Name)
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+		return nil, fmt.Errorf("%s is not executable", path)
+	}
+	description := t.Description
+	if t.Usage != "" {
+		usage, err := readDocument(root, t.Usage, maxUsage)
+		if err != nil {
+			return nil, fmt.Errorf("usage: %w", err)
+		}
+		description = strings.TrimSpace(description + "\n\n" + usage)
+	}
+	return &program{
+		spec: loop.ToolSpec{Name: name, Description: description, Parameters: json.RawMessage(binParameters)},
+		path: path,
+	}, nil
+}
+
+// modelName is the name the model knows a tool by: providers take letters, digits, _ and -.
+func modelName(name string) (string, error) {
+	if name == "" || len(name) > 63 {
+		return "", errors.New("the name is empty or longer than 63 bytes")
+	}
+	for _, c := range []byte(name) {
+		if !(c == '-' || c == '_' || c == '.' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z') {
+			return "", errors.New("the name is not made of letters, digits, dot, underscore and hyphen")
+		}
+	}
+	return strings.ReplaceAll(name, ".", "_"), nil
+}
+
+// toolEnv is the runtime's environment less every token, key and handed-over descriptor.
+func toolEnv(environ []string) []string {
+	env := make([]string, 0, len(environ))
+	for _, kv := range environ {
+		key, _, _ := strings.Cut(kv, "=")
+		switch {
+		case strings.HasSuffix(key, "_API_KEY"), strings.HasSuffix(key, "_API_BASE"), strings.HasPrefix(key, "LISTEN_"),
+			key == "OTTERS_AGENT_TOKEN", key == "OTTERSD_URL", // both or neither
+			strings.HasPrefix(key, "RUNTIME_") && (strings.HasSuffix(key, "_TOKEN") || strings.HasSuffix(key, "_KEY")):
+			continue
+		}
+		env = append(env, kv)
+	}
+	return env
+}
+
+func (p *program) Spec() loop.ToolSpec { return p.spec }
+
+// Call runs the program in a process group of its own and kills what is left of the group when the
+// program ends or ctx does. An exit code other than 0 is an error.
+func (p *program) Call(ctx context.Context, call loop.Call) (string, error) {
+	var in struct {
+		Args  []string `json:"args"`
+		Stdin string   `json:"stdin"`
+	}
+	dec := json.NewDecoder(bytes.NewReader(call.Args))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&in); err != nil {
+		return "", fmt.Errorf("arguments: %w; want {\"args\": [\"…\"], \"stdin\": \"…\"}", err)
+	}
+	var stdout, stderr capped
+	cmd := exec.Command(p.path, in.Args...)
+	cmd.Dir, cmd.Env = p.dir, p.env
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.Stdin), &stdout, &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = pipeDelay
+	if err := cmd.Start(); err != nil {
+		return "", fmt.Errorf("start: %w", err)
+	}
+	awaitGroup(ctx, cmd.Process.Pid)
+	err := cmd.Wait()
+	text := output(&stdout, &stderr)
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return text, context.Cause(ctx)
+	case errors.As(err, &exit):
+		return text, errors.New(exitText(exit.ProcessState))
+	case err != nil && !errors.Is(err, exec.ErrWaitDelay) && !errors.Is(err, syscall.EPIPE):
+		return text, fmt.Errorf("wait: %w", err)
+	}
+	return join(text, exitText(cmd.ProcessState)), nil
+}
+
+// awaitGroup returns once the leader has ended and the group is killed. The leader is left to be
+// waited for, so that until then its number names no other group.
+func awaitGroup(ctx context.Context, leader int) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for unix.Waitid(unix.P_PID, leader, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+		}
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+	_ = unix.Kill(-leader, unix.SIGKILL)
+	<-ended
+	_ = unix.Kill(-leader, unix.SIGKILL) // what the leader started between
+}
+
+func exitText(s *os.ProcessState) string {
+	if ws, ok := s.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return "killed by signal " + ws.Signal().String()
+	}
+	return fmt.Sprintf("exit code %d", s.ExitCode())
+}
+
+func output(stdout, stderr *capped) string {
+	text := stdout.text()
+	if stderr.size > 0 {
+		text = join(text, join("standard error:", stderr.text()))
+	}
+	return text
+}
+
+func join(a, b string) string {
+	if a == "" || strings.HasSuffix(a, "\n") {
+		return a + b
+	}
+	return a + "\n" + b
+}
+
+// capped keeps the first maxOutput bytes and counts the rest.
+type capped struct {
+	kept []byte
+	size int64
+}
+
+func (c *capped) Write(p []byte) (int, error) {
+	c.size += int64(len(p))
+	c.kept = append(c.kept, p[:min(len(p), maxOutput-len(c.kept))]...)
+	return len(p), nil
+}
+
+// text is what was kept, cut between characters, and says that it was.
+func (c *capped) text() string {
+	kept := c.kept
+	if c.size <= int64(len(kept)) {
+		return string(kept)
+	}
+	for i := 1; i < utf8.UTFMax && i <= len(kept); i++ {
+		if b := kept[len(kept)-i]; utf8.RuneStart(b) {
+			if !utf8.FullRune(kept[len(kept)-i:]) {
+				kept = kept[:len(kept)-i]
+			}
+			break
+		}
+	}
+	return join(string(kept), fmt.Sprintf("[cut: the first %d of %d bytes]\n", len(kept), c.size))
+}

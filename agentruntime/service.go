@@ -1,0 +1,338 @@
+package agentruntime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/otters-sh/otters/loop"
+	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
+)
+
+// Bounds on what a caller sends, in bytes; a whole message is bounded by maxMessage.
+const (
+	maxSessionID    = 256
+	maxUserPrompt   = 4 << 20
+	maxHeaderValue  = 256
+	maxListMessages = 1000
+	// defaultListMessages is the limit 0 of ListSessionMessages.
+	defaultListMessages = 100
+)
+
+// copied is the metadata of a prompt that goes along with every call of its turn.
+var copied = []string{"otters-run", "traceparent"}
+
+// service answers the calls of AgentRuntime. What it does not have is UNIMPLEMENTED.
+type service struct {
+	agentv1.UnimplementedAgentRuntimeServer
+
+	name    string
+	model   string
+	window  int // turns of history that the model gets
+	loop    *loop.Loop
+	store   *opening
+	queue   queue
+	stopped context.Context // cancelled when the runtime stops
+
+	mu      sync.Mutex
+	closing bool
+	turns   sync.WaitGroup // added to under mu and while not closing
+}
+
+// prompt is a checked request for a turn.
+type prompt struct {
+	session  string
+	text     string
+	metadata map[string]string
+}
+
+func checkPrompt(ctx context.Context, session, text string, attachments int) (prompt, error) {
+	if attachments > 0 {
+		return prompt{}, status.Error(codes.Unimplemented, "attachments: this runtime takes none yet; send text only")
+	}
+	if err := checkSession(session); err != nil {
+		return prompt{}, err
+	}
+	switch {
+	case strings.TrimSpace(text) == "":
+		return prompt{}, status.Error(codes.InvalidArgument, "prompt: it is empty")
+	case len(text) > maxUserPrompt:
+		return prompt{}, status.Errorf(codes.InvalidArgument, "prompt: %d bytes are over the limit of %d", len(text), maxUserPrompt)
+	}
+	p := prompt{session: session, text: text, metadata: make(map[string]string)}
+	md, _ := metadata.FromIncomingContext(ctx)
+	for _, key := range copied {
+		values := md.Get(key)
+		if len(values) == 0 {
+			continue
+		}
+		if len(values) > 1 || len(values[0]) > maxHeaderValue {
+			return prompt{}, status.Errorf(codes.InvalidArgument, "metadata %s: want one value of at most %d bytes", key, maxHeaderValue)
+		}
+		p.metadata[key] = values[0]
+	}
+	return p, nil
+}
+
+// checkSession bounds a session's id: 1 to 256 bytes without blanks and control characters.
+func checkSession(id string) error {
+	switch {
+	case id == "":
+		return status.Error(codes.InvalidArgument, "session_id: it is empty")
+	case len(id) > maxSessionID:
+		return status.Errorf(codes.InvalidArgument, "session_id: %d bytes are over the limit of %d", len(id), maxSessionID)
+	case strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || 0x7f <= r && r <= 0xa0 }):
+		return status.Error(codes.InvalidArgument, "session_id: it has blanks or control characters")
+	}
+	return nil
+}
+
+// begin counts a turn in, unless the runtime is stopping.
+func (s *service) begin() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return status.Error(codes.Unavailable, "the runtime is stopping")
+	}
+	s.turns.Add(1)
+	return nil
+}
+
+// drain refuses new turns and waits for those in flight, which the caller has cancelled.
+func (s *service) drain() {
+	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
+	s.turns.Wait()
+}
+
+// errRecord wraps what the store says where a turn cannot be kept.
+var errRecord = errors.New("sessions cannot be stored")
+
+// take runs one turn and records it. The error is a gRPC status where the turn did not start, and the
+// turn's own error otherwise.
+func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) (out loop.Outcome, started bool, err error) {
+	if err := s.begin(); err != nil {
+		return out, false, err
+	}
+	defer s.turns.Done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopped, func() { cancel(context.Cause(s.stopped)) })()
+
+	leave, err := s.queue.enter(ctx, p.session)
+	if err != nil {
+		return out, false, err
+	}
+	defer leave()
+	st, err := s.store.wait(ctx)
+	if err != nil {
+		return out, false, storeStatus(ctx, err)
+	}
+	history, err := st.history(ctx, p.session, s.window)
+	if err != nil {
+		return out, false, storeStatus(ctx, err)
+	}
+	rec := &turn{store: st, session: p.session, run: p.metadata["otters-run"]}
+	var last loop.Event
+	out, err = s.loop.Run(ctx, loop.Turn{
+		History: history, Prompt: p.text, Metadata: p.metadata, Recorder: rec,
+		Observe: func(e loop.Event) {
+			if last = e; e.Type != loop.TurnFinish {
+				observe(e)
+			}
+		},
+	})
+	// The end is stored before it is told, so that a caller who saw it finds it.
+	if ferr := rec.finish(context.WithoutCancel(ctx), out); ferr != nil {
+		err = errors.Join(err, fmt.Errorf("%w: %w", errRecord, ferr))
+	}
+	observe(last)
+	return out, true, err
+}
+
+// storeStatus is the status of an error of the store.
+func storeStatus(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return status.Error(codes.Internal, errRecord.Error()+": "+err.Error())
+}
+
+// Chat runs a turn and answers its last text.
+func (s *service) Chat(ctx context.Context, req *agentv1.ChatRequest) (*agentv1.ChatResponse, error) {
+	p, err := checkPrompt(ctx, req.GetSessionId(), req.GetPrompt(), len(req.GetAttachments()))
+	if err != nil {
+		return nil, err
+	}
+	out, started, err := s.take(ctx, p, func(loop.Event) {})
+	if err != nil {
+		if started {
+			err = turnStatus(out.Reason, err)
+		}
+		return nil, err
+	}
+	return &agentv1.ChatResponse{Response: out.Text}, nil
+}
+
+// turnStatus is the status of a turn that did not end by itself.
+func turnStatus(reason loop.Reason, err error) error {
+	code := codes.Internal
+	var call *loop.CallError
+	switch reason {
+	case loop.ModelError:
+		code = codes.Unavailable
+		if errors.As(err, &call) {
+			code = modelCode(call.Status)
+		}
+	case loop.Cancelled:
+		code = codes.Canceled
+	case loop.Timeout:
+		code = codes.DeadlineExceeded
+	case loop.Denied:
+		code = codes.PermissionDenied
+	case loop.Budget:
+		code = codes.ResourceExhausted
+	case loop.Interrupted:
+		code = codes.Aborted
+	}
+	return status.Error(code, string(reason)+": "+err.Error())
+}
+
+func modelCode(httpStatus int) codes.Code {
+	switch {
+	case httpStatus == http.StatusTooManyRequests:
+		return codes.ResourceExhausted
+	case httpStatus >= 400 && httpStatus < 500:
+		return codes.FailedPrecondition
+	}
+	return codes.Unavailable
+}
+
+// ChatStream runs a turn and sends its events. Once a turn has begun its end is told by turn.finish
+// and, where there is one, by error; the status then is OK unless the turn could not be stored.
+func (s *service) ChatStream(req *agentv1.ChatStreamRequest, stream agentv1.AgentRuntime_ChatStreamServer) error {
+	if req.GetRegenerate() {
+		return status.Error(codes.Unimplemented, "regenerate: this runtime cannot answer again yet; send a prompt")
+	}
+	p, err := checkPrompt(stream.Context(), req.GetSessionId(), req.GetPrompt(), len(req.GetAttachments()))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	_, started, err := s.take(ctx, p, func(e loop.Event) {
+		if err := stream.Send(wireEvent(e)); err != nil {
+			cancel(err)
+		}
+	})
+	if !started || errors.Is(err, errRecord) {
+		return statusOf(err)
+	}
+	return stream.Context().Err()
+}
+
+func statusOf(err error) error {
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+func wireEvent(e loop.Event) *agentv1.ChatStreamEvent {
+	w := &agentv1.ChatStreamEvent{
+		Type: string(e.Type), Step: int32(e.Step), Tool: e.Tool, Content: e.Content, ToolId: e.ToolID,
+		DurationMs: e.Duration.Milliseconds(), Reason: string(e.Reason),
+	}
+	if e.Type == loop.StepFinish || e.Type == loop.TurnFinish {
+		w.Usage = &agentv1.Usage{
+			InputTokens: e.Usage.InputTokens, OutputTokens: e.Usage.OutputTokens,
+			CachedTokens: e.Usage.CachedTokens, ReasoningTokens: e.Usage.ReasoningTokens,
+		}
+	}
+	return w
+}
+
+// ListSessions lists the newest sessions first.
+func (s *service) ListSessions(ctx context.Context, _ *agentv1.ListSessionsRequest) (*agentv1.ListSessionsResponse, error) {
+	st, err := s.store.wait(ctx)
+	if err != nil {
+		return nil, storeStatus(ctx, err)
+	}
+	list, err := st.sessions(ctx)
+	if err != nil {
+		return nil, storeStatus(ctx, err)
+	}
+	resp := &agentv1.ListSessionsResponse{}
+	for _, i := range list {
+		resp.Sessions = append(resp.Sessions, &agentv1.Session{Id: i.id, MessageCount: i.messages, LastActive: i.lastActive})
+	}
+	return resp, nil
+}
+
+// DeleteSession waits for the session's turn, then drops it.
+func (s *service) DeleteSession(ctx context.Context, req *agentv1.DeleteSessionRequest) (*agentv1.DeleteSessionResponse, error) {
+	if err := checkSession(req.GetSessionId()); err != nil {
+		return nil, err
+	}
+	leave, err := s.queue.enter(ctx, req.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	st, err := s.store.wait(ctx)
+	if err != nil {
+		return nil, storeStatus(ctx, err)
+	}
+	if err := st.delete(ctx, req.GetSessionId()); err != nil {
+		return nil, storeStatus(ctx, err)
+	}
+	return &agentv1.DeleteSessionResponse{}, nil
+}
+
+// ListSessionMessages lists the newest messages, oldest first; a session that is not there has none.
+func (s *service) ListSessionMessages(ctx context.Context, req *agentv1.ListSessionMessagesRequest) (*agentv1.ListSessionMessagesResponse, error) {
+	if err := checkSession(req.GetSessionId()); err != nil {
+		return nil, err
+	}
+	limit := int(req.GetLimit())
+	switch {
+	case limit < 0 || limit > maxListMessages:
+		return nil, status.Errorf(codes.InvalidArgument, "limit: want 0 to %d", maxListMessages)
+	case limit == 0:
+		limit = defaultListMessages
+	}
+	st, err := s.store.wait(ctx)
+	if err != nil {
+		return nil, storeStatus(ctx, err)
+	}
+	turns, err := st.turns(ctx, req.GetSessionId(), limit)
+	if err != nil {
+		return nil, storeStatus(ctx, err)
+	}
+	list, err := transcript(turns)
+	if err != nil {
+		return nil, storeStatus(ctx, err)
+	}
+	return &agentv1.ListSessionMessagesResponse{Messages: list[max(0, len(list)-limit):]}, nil
+}
+
+// Health tells who serves.
+func (s *service) Health(context.Context, *agentv1.HealthRequest) (*agentv1.HealthResponse, error) {
+	return &agentv1.HealthResponse{Status: "ok", AgentName: s.name, Model: s.model}, nil
+}
+
+// Ready answers true once the sessions that there are can be read, the last thing that a prompt needs.
+func (s *service) Ready(ctx context.Context, _ *agentv1.ReadyRequest) (*agentv1.ReadyResponse, error) {
+	if err := s.store.ready(ctx); err != nil {
+		return nil, storeStatus(ctx, err)
+	}
+	return &agentv1.ReadyResponse{Ready: true}, nil
+}

@@ -1,0 +1,102 @@
+package agentruntime
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/otters-sh/otters/loop"
+)
+
+// defaultMaxMessages is the history window where memory-max-messages is not set.
+const defaultMaxMessages = 20
+
+// settings are the CONFIG keys in force.
+type settings struct {
+	maxTokens     int
+	maxIterations int
+	maxMessages   int
+	params        loop.Params
+}
+
+// readSettings takes every key of configs or says why it cannot. Errors wrap ErrConfig.
+func readSettings(configs map[string]string) (settings, error) {
+	s := settings{
+		maxTokens:     loop.DefaultMaxTokens,
+		maxIterations: loop.DefaultMaxIterations,
+		maxMessages:   defaultMaxMessages,
+	}
+	for _, key := range slices.Sorted(maps.Keys(configs)) {
+		if err := s.set(key, configs[key]); err != nil {
+			return s, fmt.Errorf("%w: config %s: %w", ErrConfig, key, err)
+		}
+	}
+	return s, nil
+}
+
+func (s *settings) set(key, value string) (err error) {
+	switch key {
+	case "max-tokens":
+		s.maxTokens, err = integer(value, 1, 1<<20)
+	case "max-iterations":
+		s.maxIterations, err = integer(value, 1, 1000)
+	case "memory-max-messages":
+		s.maxMessages, err = integer(value, 1, 10000)
+	case "temperature":
+		s.params.Temperature, err = number(value, 0, 2)
+	case "top-p":
+		s.params.TopP, err = number(value, 0, 1)
+	case "presence-penalty":
+		s.params.PresencePenalty, err = number(value, -2, 2)
+	case "frequency-penalty":
+		s.params.FrequencyPenalty, err = number(value, -2, 2)
+	case "memory-strategy":
+		err = only(value, "slide", "summarize", "summaries are not made by this version; use slide")
+	case "memory-max-tokens":
+		err = only(value, "0", "", "this version bounds history by memory-max-messages alone; use 0")
+	case "notes-prompt-section":
+		err = only(value, "off", "above below", "this version keeps no notes; use off")
+	case "notes-max-bytes-per", "notes-max-count":
+		err = fmt.Errorf("this version keeps no notes; remove the key")
+	case "top-k":
+		err = fmt.Errorf("the model format of this version has no such setting; remove the key or use top-p")
+	default:
+		err = fmt.Errorf("unknown key; known are %s", strings.Join(knownKeys, ", "))
+	}
+	return err
+}
+
+// knownKeys are the keys that can be set.
+var knownKeys = []string{
+	"max-tokens", "max-iterations", "memory-strategy", "memory-max-messages", "memory-max-tokens", "temperature",
+	"top-p", "presence-penalty", "frequency-penalty", "notes-prompt-section",
+}
+
+// only takes the one value that can be honoured. Where later lists values, another one is bad.
+func only(value, honoured, later, why string) error {
+	switch {
+	case value == honoured:
+		return nil
+	case later == "" || slices.Contains(strings.Fields(later), value):
+		return fmt.Errorf("%q cannot be honoured: %s", value, why)
+	}
+	return fmt.Errorf("bad value %q; want %s", value, honoured)
+}
+
+func integer(value string, low, high int) (int, error) {
+	v, err := strconv.Atoi(value)
+	if err != nil || v < low || v > high {
+		return 0, fmt.Errorf("bad value %q; want a whole number from %d to %d", value, low, high)
+	}
+	return v, nil
+}
+
+func number(value string, low, high float64) (*float64, error) {
+	v, err := strconv.ParseFloat(value, 64)
+	if err != nil || !(v >= low && v <= high) {
+		return nil, fmt.Errorf("bad value %q; want a number from %g to %g", value, low, high)
+	}
+	return &v, nil
+}

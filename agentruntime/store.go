@@ -1,0 +1,399 @@
+package agentruntime
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/otters-sh/otters/loop"
+	"github.com/otters-sh/otters/workspace"
+)
+
+// databaseName is the file of all sessions, below var/lib.
+const databaseName = "sessions.db"
+
+// migrations lead from one schema version to the next; the version is how many have run. What has
+// been released is never changed.
+var migrations = []string{`
+CREATE TABLE sessions (
+	id          TEXT PRIMARY KEY,
+	last_active INTEGER NOT NULL
+) STRICT;
+CREATE TABLE turns (
+	id            INTEGER PRIMARY KEY,
+	session       TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+	run           TEXT NOT NULL,
+	reason        TEXT NOT NULL DEFAULT '', -- empty while it runs
+	started_at    INTEGER NOT NULL,
+	finished_at   INTEGER NOT NULL DEFAULT 0,
+	input_tokens  INTEGER NOT NULL DEFAULT 0,
+	output_tokens INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX turns_session ON turns (session, id);
+CREATE INDEX turns_running ON turns (id) WHERE reason = '';
+CREATE TABLE messages (
+	turn       INTEGER NOT NULL REFERENCES turns (id) ON DELETE CASCADE,
+	seq        INTEGER NOT NULL,
+	role       TEXT NOT NULL,
+	body       TEXT NOT NULL, -- a loop.Message as JSON
+	created_at INTEGER NOT NULL,
+	PRIMARY KEY (turn, seq)
+) STRICT, WITHOUT ROWID;
+`}
+
+// errNewerSchema is returned where a newer runtime has been at work.
+var errNewerSchema = errors.New("it was written by a newer version of the runtime; use that one")
+
+// store keeps sessions. Every message is written once, when it is complete.
+type store struct {
+	db   *sql.DB
+	lock *os.File // the folder, locked while a runtime serves it
+}
+
+// opening is a store that is being opened while the rest starts.
+type opening struct {
+	fresh bool // there was none yet
+	done  chan struct{}
+	store *store
+	err   error // of store; both are set when done is closed
+}
+
+func startStore(ctx context.Context, root string) *opening {
+	o := &opening{done: make(chan struct{})}
+	_, err := os.Stat(filepath.Join(root, filepath.FromSlash(workspace.VarLibDir), databaseName))
+	o.fresh = errors.Is(err, fs.ErrNotExist)
+	go func() {
+		defer close(o.done)
+		if o.store, o.err = openStore(ctx, root); o.err != nil {
+			o.err = fmt.Errorf("sessions: %w", o.err)
+		}
+	}()
+	return o
+}
+
+// ready waits until it is known that sessions can be kept. A store that is being made is not waited
+// for: that is file creation alone, most of a new agent's start, and who prompts meanwhile waits.
+func (o *opening) ready(ctx context.Context) error {
+	select {
+	case <-o.done:
+		return o.err
+	default:
+	}
+	if o.fresh {
+		return nil
+	}
+	_, err := o.wait(ctx)
+	return err
+}
+
+// wait returns the store once it is open.
+func (o *opening) wait(ctx context.Context) (*store, error) {
+	select {
+	case <-o.done:
+		return o.store, o.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// close waits for the store and closes it.
+func (o *opening) close() error {
+	<-o.done
+	if o.store == nil {
+		return nil
+	}
+	return o.store.close()
+}
+
+// openStore opens or makes the sessions below the tree's root. Turns that a killed runtime left
+// running are marked interrupted.
+func openStore(ctx context.Context, root string) (*store, error) {
+	dir := filepath.Join(root, filepath.FromSlash(workspace.VarLibDir))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := lockFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &store{lock: lock}
+	path := filepath.Join(dir, databaseName)
+	if err := s.open(ctx, path); err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), s.close())
+	}
+	return s, nil
+}
+
+// errInUse is returned where another runtime serves the tree: it would take this one's turns for
+// interrupted ones.
+var errInUse = errors.New("another runtime serves this tree; stop it first")
+
+func lockFolder(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = errInUse
+		}
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+	}
+	return f, nil
+}
+
+func (s *store) open(ctx context.Context, path string) error {
+	// Sessions are private; SQLite gives its side files the mode of the database.
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if s.db, err = sql.Open("sqlite", dsn(path)); err != nil {
+		return err
+	}
+	s.db.SetMaxOpenConns(1) // one writer, and reads are short
+	return s.prepare(ctx)
+}
+
+func (s *store) close() error {
+	var err error
+	if s.db != nil {
+		err = s.db.Close()
+	}
+	// Closing alone would leave the lock to a tool that is just being started and has a copy.
+	return errors.Join(err, unix.Flock(int(s.lock.Fd()), unix.LOCK_UN), s.lock.Close())
+}
+
+// dsn escapes what a file: URI gives a meaning. NORMAL loses nothing when the process is killed.
+func dsn(path string) string {
+	escaped := make([]byte, 0, len(path)+8)
+	for _, c := range []byte(path) {
+		switch c {
+		case '%', '?', '#':
+			escaped = fmt.Appendf(escaped, "%%%02X", c)
+		default:
+			escaped = append(escaped, c)
+		}
+	}
+	return "file:" + string(escaped) + "?_pragma=busy_timeout(5000)&_pragma=synchronous(NORMAL)&_pragma=foreign_keys(1)"
+}
+
+// prepare writes nothing where there is nothing to do, since the first write of a process costs a
+// sync.
+func (s *store) prepare(ctx context.Context) error {
+	var version int
+	if err := s.db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+		return err
+	}
+	switch {
+	case version > len(migrations):
+		return fmt.Errorf("schema version %d, known is %d: %w", version, len(migrations), errNewerSchema)
+	case version < len(migrations):
+		return s.migrate(ctx, version)
+	}
+	var running bool
+	if err := s.db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM turns WHERE reason = '')").Scan(&running); err != nil || !running {
+		return err
+	}
+	return s.write(ctx, s.interrupt)
+}
+
+// interrupt marks the turns that nobody runs any more.
+func (s *store) interrupt(tx *sql.Tx) error {
+	_, err := tx.Exec("UPDATE turns SET reason = ?, finished_at = ? WHERE reason = ''", loop.Interrupted, time.Now().Unix())
+	return err
+}
+
+func (s *store) migrate(ctx context.Context, version int) error {
+	if version == 0 {
+		// An empty database has nothing to lose, and syncs and a journal would be most of the time
+		// that a new agent takes to start.
+		if _, err := s.db.ExecContext(ctx, "PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF; PRAGMA journal_mode = WAL"); err != nil {
+			return err
+		}
+	}
+	err := s.write(ctx, func(tx *sql.Tx) error {
+		for ; version < len(migrations); version++ {
+			if _, err := tx.ExecContext(ctx, migrations[version]+"PRAGMA user_version = "+strconv.Itoa(version+1)); err != nil {
+				return fmt.Errorf("migrate to version %d: %w", version+1, err)
+			}
+		}
+		return s.interrupt(tx)
+	})
+	if err != nil {
+		return err
+	}
+	_, err = s.db.ExecContext(ctx, "PRAGMA synchronous = NORMAL")
+	return err
+}
+
+// write runs f in a transaction.
+func (s *store) write(ctx context.Context, f func(*sql.Tx) error) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if err := f(tx); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
+}
+
+// turn is one that is being recorded. It is a loop.Recorder; the turn is made with its first message.
+type turn struct {
+	store   *store
+	session string
+	run     string
+	id      int64
+	seq     int
+}
+
+var _ loop.Recorder = (*turn)(nil)
+
+// Record is loop.Recorder's.
+func (t *turn) Record(ctx context.Context, m loop.Message) error {
+	body, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	now := time.Now().Unix()
+	err = t.store.write(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, last_active) VALUES (?, ?)
+			ON CONFLICT (id) DO UPDATE SET last_active = excluded.last_active`, t.session, now); err != nil {
+			return err
+		}
+		if t.id == 0 {
+			res, err := tx.ExecContext(ctx, "INSERT INTO turns (session, run, started_at) VALUES (?, ?, ?)", t.session, t.run, now)
+			if err != nil {
+				return err
+			}
+			if t.id, err = res.LastInsertId(); err != nil {
+				return err
+			}
+		}
+		t.seq++
+		_, err := tx.ExecContext(ctx, "INSERT INTO messages (turn, seq, role, body, created_at) VALUES (?, ?, ?, ?, ?)",
+			t.id, t.seq, m.Role, string(body), now)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", errRecord, err)
+	}
+	return nil
+}
+
+// finish keeps why the turn ended and what it used.
+func (t *turn) finish(ctx context.Context, out loop.Outcome) error {
+	if t.id == 0 {
+		return nil
+	}
+	_, err := t.store.db.ExecContext(ctx, "UPDATE turns SET reason = ?, finished_at = ?, input_tokens = ?, output_tokens = ? WHERE id = ?",
+		out.Reason, time.Now().Unix(), out.Usage.InputTokens, out.Usage.OutputTokens, t.id)
+	return err
+}
+
+// storedTurn is a turn with its messages.
+type storedTurn struct {
+	id       int64
+	reason   loop.Reason
+	started  int64
+	messages []loop.Message
+	answered int64 // when its last message was stored
+}
+
+// turns are the newest limit turns of a session, oldest first.
+func (s *store) turns(ctx context.Context, session string, limit int) ([]storedTurn, error) {
+	rows, err := s.db.QueryContext(ctx, `
+		SELECT t.id, t.reason, t.started_at, m.body, m.created_at
+		FROM (SELECT id, reason, started_at FROM turns WHERE session = ? ORDER BY id DESC LIMIT ?) t
+		JOIN messages m ON m.turn = t.id ORDER BY t.id, m.seq`, session, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var turns []storedTurn
+	for rows.Next() {
+		var t storedTurn
+		var body string
+		if err := rows.Scan(&t.id, &t.reason, &t.started, &body, &t.answered); err != nil {
+			return nil, err
+		}
+		var m loop.Message
+		if err := json.Unmarshal([]byte(body), &m); err != nil {
+			return nil, fmt.Errorf("message of turn %d: %w", t.id, err)
+		}
+		if n := len(turns); n == 0 || turns[n-1].id != t.id {
+			turns = append(turns, t)
+		}
+		last := &turns[len(turns)-1]
+		last.messages, last.answered = append(last.messages, m), t.answered
+	}
+	return turns, rows.Err()
+}
+
+// history is what the next turn of a session builds on: its newest turns, consistent.
+func (s *store) history(ctx context.Context, session string, turns int) ([]loop.Message, error) {
+	if turns == 0 {
+		return nil, nil
+	}
+	stored, err := s.turns(ctx, session, turns)
+	if err != nil {
+		return nil, err
+	}
+	var history []loop.Message
+	for _, t := range stored {
+		history = append(history, t.messages...)
+	}
+	return loop.Repair(history, "interrupted: it is not known whether the call ran to its end"), nil
+}
+
+// sessionInfo is a session in a list.
+type sessionInfo struct {
+	id         string
+	messages   int32
+	lastActive int64
+}
+
+// maxSessions bounds a list of sessions.
+const maxSessions = 10000
+
+// sessions are the newest first. A prompt counts as a message, and what came of it as one.
+func (s *store) sessions(ctx context.Context) ([]sessionInfo, error) {
+	rows, err := s.db.QueryContext(ctx, `
+		SELECT s.id, s.last_active, count(t.id) + coalesce(sum(t.reason NOT IN ('', 'done') OR EXISTS
+			(SELECT 1 FROM messages m WHERE m.turn = t.id AND m.role = 'assistant')), 0)
+		FROM sessions s LEFT JOIN turns t ON t.session = s.id
+		GROUP BY s.id ORDER BY s.last_active DESC, s.id LIMIT ?`, maxSessions)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var list []sessionInfo
+	for rows.Next() {
+		var i sessionInfo
+		if err := rows.Scan(&i.id, &i.lastActive, &i.messages); err != nil {
+			return nil, err
+		}
+		list = append(list, i)
+	}
+	return list, rows.Err()
+}
+
+// delete drops a session; one that does not exist is no error.
+func (s *store) delete(ctx context.Context, session string) error {
+	_, err := s.db.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?", session)
+	return err
+}

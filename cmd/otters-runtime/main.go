@@ -1,0 +1,110 @@
+// Command otters-runtime is the default runtime: it serves one agent's tree.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otters-sh/otters/agentruntime"
+)
+
+// exitUsage is the exit code for a command line that cannot be read.
+const exitUsage = 2
+
+const usage = `usage:
+  otters-runtime serve --root DIR [--model PROVIDER/NAME] [--addr HOST:PORT]
+  otters-runtime version
+`
+
+// version is set by the linker in releases.
+var version string
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+func run(args []string) int {
+	if len(args) == 0 {
+		return misused("no command")
+	}
+	switch args[0] {
+	case "serve":
+		return serve(args[1:])
+	case "version":
+		fmt.Println("otters-runtime", buildVersion())
+		return 0
+	}
+	return misused(fmt.Sprintf("unknown command %q", args[0]))
+}
+
+func misused(why string) int {
+	fmt.Fprintf(os.Stderr, "otters-runtime: %s\n%s", why, usage)
+	return exitUsage
+}
+
+func serve(args []string) int {
+	var opts agentruntime.Options
+	flags := flag.NewFlagSet("serve", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.StringVar(&opts.Root, "root", "", "")
+	flags.StringVar(&opts.Model, "model", "", "")
+	flags.StringVar(&opts.Addr, "addr", "", "")
+	if err := flags.Parse(args); err != nil {
+		return misused(err.Error())
+	}
+	if flags.NArg() > 0 {
+		return misused(fmt.Sprintf("serve: unexpected argument %q", flags.Arg(0)))
+	}
+	// The environment holds the agent's token. Tools run as the same user, and only this keeps them
+	// from reading it in /proc.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return failed(fmt.Errorf("make the process non-dumpable: %w", err))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	var err error
+	if opts.Handover, err = agentruntime.Inherit(os.Getenv); err != nil {
+		return failed(err)
+	}
+	opts.Environ, opts.Log = os.Environ(), os.Stderr
+	if err := agentruntime.Serve(ctx, opts); err != nil {
+		return failed(err)
+	}
+	return 0
+}
+
+// failed prints one line and picks the exit code.
+func failed(err error) int {
+	fmt.Fprintf(os.Stderr, "otters-runtime: %s\n", oneLine(err.Error()))
+	if errors.Is(err, agentruntime.ErrConfig) {
+		return agentruntime.ExitConfig
+	}
+	return 1
+}
+
+func oneLine(s string) string {
+	b := []byte(s)
+	for i, c := range b {
+		if c == '\n' || c == '\r' {
+			b[i] = ' '
+		}
+	}
+	return string(b)
+}
+
+func buildVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}

@@ -1,0 +1,107 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/packages/param"
+	"github.com/openai/openai-go/v3/shared"
+
+	"github.com/otters-sh/otters/loop"
+)
+
+// params writes a request in the wire's terms. Reasoning is not sent back: the format has no place
+// for it.
+func (m *Model) params(req loop.Request) (openai.ChatCompletionNewParams, error) {
+	p := openai.ChatCompletionNewParams{
+		Model:            m.opts.Model,
+		Messages:         make([]openai.ChatCompletionMessageParamUnion, 0, len(req.Messages)+1),
+		StreamOptions:    openai.ChatCompletionStreamOptionsParam{IncludeUsage: openai.Bool(true)},
+		Temperature:      opt(req.Params.Temperature),
+		TopP:             opt(req.Params.TopP),
+		PresencePenalty:  opt(req.Params.PresencePenalty),
+		FrequencyPenalty: opt(req.Params.FrequencyPenalty),
+	}
+	if req.MaxTokens > 0 {
+		if m.opts.MaxCompletionTokens {
+			p.MaxCompletionTokens = openai.Int(int64(req.MaxTokens))
+		} else {
+			p.MaxTokens = openai.Int(int64(req.MaxTokens))
+		}
+	}
+	if req.System != "" {
+		p.Messages = append(p.Messages, openai.SystemMessage(req.System))
+	}
+	for _, msg := range req.Messages {
+		p.Messages = appendMessage(p.Messages, msg)
+	}
+	for _, t := range req.Tools {
+		def := shared.FunctionDefinitionParam{Name: t.Name}
+		if t.Description != "" {
+			def.Description = openai.String(t.Description)
+		}
+		if len(t.Parameters) > 0 {
+			if err := json.Unmarshal(t.Parameters, &def.Parameters); err != nil {
+				return p, fmt.Errorf("parameters of tool %s: %w", t.Name, err)
+			}
+		}
+		p.Tools = append(p.Tools, openai.ChatCompletionFunctionTool(def))
+	}
+	return p, nil
+}
+
+func opt(v *float64) param.Opt[float64] {
+	if v == nil {
+		return param.Opt[float64]{}
+	}
+	return openai.Float(*v)
+}
+
+func appendMessage(to []openai.ChatCompletionMessageParamUnion, msg loop.Message) []openai.ChatCompletionMessageParamUnion {
+	switch msg.Role {
+	case loop.RoleUser:
+		return append(to, openai.UserMessage(msg.Text()))
+	case loop.RoleTool:
+		for _, p := range msg.Parts {
+			if p.Kind == loop.KindResult {
+				to = append(to, openai.ToolMessage(p.Text, p.ID))
+			}
+		}
+		return to
+	}
+	var a openai.ChatCompletionAssistantMessageParam
+	if text := msg.Text(); text != "" {
+		a.Content.OfString = openai.String(text)
+	}
+	for _, p := range msg.Parts {
+		if p.Kind != loop.KindCall {
+			continue
+		}
+		a.ToolCalls = append(a.ToolCalls, openai.ChatCompletionMessageToolCallUnionParam{
+			OfFunction: &openai.ChatCompletionMessageFunctionToolCallParam{
+				ID:       p.ID,
+				Function: openai.ChatCompletionMessageFunctionToolCallFunctionParam{Name: p.Name, Arguments: p.Args},
+			},
+		})
+	}
+	if len(a.ToolCalls) == 0 && !a.Content.OfString.Valid() {
+		return to // an answer that was reasoning alone
+	}
+	return append(to, openai.ChatCompletionMessageParamUnion{OfAssistant: &a})
+}
+
+// reasoning is the text that several servers stream beside the format, under one of two names.
+func reasoning(d *openai.ChatCompletionChunkChoiceDelta) string {
+	for _, name := range []string{"reasoning_content", "reasoning"} {
+		f, ok := d.JSON.ExtraFields[name]
+		if !ok {
+			continue
+		}
+		var text string
+		if json.Unmarshal([]byte(f.Raw()), &text) == nil && text != "" {
+			return text
+		}
+	}
+	return ""
+}

@@ -1,0 +1,106 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+// maxParallel bounds how many calls of a step run at once; the others wait for their turn.
+const maxParallel = 16
+
+// call runs the calls of a step at once and returns their results in order. The error is set where
+// the turn must end; even then every call has a result.
+func (r *run) call(ctx context.Context, calls []Call, invalid map[string]string) (Message, error) {
+	results := make([]Part, len(calls))
+	errs := make([]error, len(calls))
+	done := make([]chan struct{}, len(calls))
+	slots := make(chan struct{}, maxParallel)
+	var wg sync.WaitGroup
+	for i, c := range calls {
+		r.emit(Event{Type: ToolCall, Tool: c.Name, ToolID: c.ID, Content: string(c.Args)})
+		c.Metadata = r.turn.Metadata
+		done[i] = make(chan struct{})
+		wg.Go(func() {
+			defer close(done[i])
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			results[i], errs[i] = r.callOne(ctx, c, invalid[c.ID])
+		})
+	}
+	for i, c := range calls {
+		<-done[i]
+		r.emit(Event{
+			Type: ToolResult, Tool: c.Name, ToolID: c.ID, Content: results[i].Text, Failed: results[i].Failed,
+			Duration: time.Duration(results[i].DurationMS) * time.Millisecond,
+		})
+	}
+	wg.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return Message{Role: RoleTool, Parts: results}, err
+	}
+	return Message{Role: RoleTool, Parts: results}, errors.Join(errs...)
+}
+
+// callOne runs one call. Only an error that ends the turn is returned as one.
+func (r *run) callOne(ctx context.Context, c Call, invalid string) (Part, error) {
+	started := time.Now()
+	text, err := r.invoke(ctx, c, invalid)
+	p := Part{Kind: KindResult, ID: c.ID, Name: c.Name, Text: text, DurationMS: time.Since(started).Milliseconds()}
+	if err != nil {
+		p.Failed = true
+		if p.Text != "" {
+			p.Text += "\n"
+		}
+		p.Text += err.Error()
+	}
+	if !utf8.ValidString(p.Text) {
+		p.Text = strings.ToValidUTF8(p.Text, "\uFFFD")
+	}
+	var end *EndError
+	if errors.As(err, &end) && ctx.Err() == nil {
+		return p, err
+	}
+	return p, nil
+}
+
+func (r *run) invoke(ctx context.Context, c Call, invalid string) (text string, err error) {
+	if cause := context.Cause(ctx); cause != nil {
+		return "", fmt.Errorf("not run: %w", cause)
+	}
+	if invalid != "" {
+		return "", errors.New(invalid)
+	}
+	tool, ok := r.tools[c.Name]
+	if !ok {
+		return "", fmt.Errorf("unknown tool %q; %s", c.Name, r.toolNames())
+	}
+	limit := fmt.Errorf("stopped: the call took longer than its limit of %s", r.cfg.ToolTimeout)
+	tctx, cancel := context.WithTimeoutCause(ctx, r.cfg.ToolTimeout, limit)
+	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			text, err = "", fmt.Errorf("tool %s broke: %v", c.Name, p)
+		}
+	}()
+	text, err = tool.Call(tctx, c)
+	if err != nil && tctx.Err() != nil {
+		err = context.Cause(tctx)
+	}
+	return text, err
+}
+
+func (r *run) toolNames() string {
+	if len(r.specs) == 0 {
+		return "there are no tools"
+	}
+	names := make([]string, len(r.specs))
+	for i, s := range r.specs {
+		names[i] = s.Name
+	}
+	return "the tools are " + strings.Join(names, ", ")
+}

@@ -1,0 +1,196 @@
+package system_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-git/go-billy/v5"
+	"github.com/go-git/go-billy/v5/memfs"
+	"github.com/go-git/go-billy/v5/util"
+	"github.com/google/uuid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	"oras.land/oras-go/v2"
+
+	"github.com/otters-sh/otters/executor"
+	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
+	"github.com/otters-sh/otters/sandbox"
+	"github.com/otters-sh/otters/spec"
+	"github.com/otters-sh/otters/system"
+)
+
+// spawner starts nothing: its command serves the scripted runtime from memory until it is signalled.
+type spawner struct {
+	ln *bufconn.Listener
+
+	mu   sync.Mutex
+	name string
+	args []string
+	env  []string
+}
+
+type command struct {
+	s    *spawner
+	srv  *grpc.Server
+	done chan struct{}
+	out  io.Writer
+}
+
+func (s *spawner) Command(name string, args ...string) system.Cmd {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.name, s.args = name, args
+	s.ln = bufconn.Listen(1 << 16)
+	return &command{s: s, done: make(chan struct{})}
+}
+
+func (s *spawner) Dial(context.Context, string) (*grpc.ClientConn, error) {
+	s.mu.Lock()
+	ln := s.ln
+	s.mu.Unlock()
+	return grpc.NewClient("passthrough:///mem", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return ln.DialContext(ctx) }))
+}
+
+func (c *command) Start() error {
+	c.srv = grpc.NewServer()
+	agentv1.RegisterAgentRuntimeServer(c.srv, &scripted{ready: true})
+	c.s.mu.Lock()
+	ln := c.s.ln
+	c.s.mu.Unlock()
+	_, err := io.WriteString(c.out, "from memory\n")
+	go func() {
+		defer close(c.done)
+		_ = c.srv.Serve(ln)
+	}()
+	return err
+}
+
+func (c *command) Wait() error            { <-c.done; return nil }
+func (c *command) Signal(os.Signal) error { c.srv.Stop(); return nil }
+func (c *command) SetStdout(w io.Writer)  { c.out = w }
+func (c *command) SetStderr(io.Writer)    {}
+func (c *command) SetDir(string)          {}
+func (c *command) SetEnv(env []string) {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.env = env
+}
+
+// fixed hands out an address without binding it.
+type fixed struct{}
+
+func (fixed) Reserve() (string, error) { return "127.0.0.1:9", nil }
+
+func TestAnAgentLivesWhollyInMemory(t *testing.T) {
+	t.Parallel()
+	fs, logs, s := memfs.New(), memfs.New(), new(spawner)
+	store := image(t, plain+"BIN cat otters/tools/cat\n")
+	p := system.NewProvider(fs, func(spec.Reference) oras.ReadOnlyTarget { return store },
+		system.WithLoopbackAllocator(fixed{}), system.WithHostFS(logs), system.WithLogDir("/logs"),
+		system.WithPuller(func(_ context.Context, ref spec.Reference, w io.Writer) error {
+			_, err := io.WriteString(w, "program of "+ref.Name)
+			return err
+		}),
+		system.WithAgentDefaults(system.WithSpawner(s), system.WithDialer(s), system.WithStaticModelResolver("http://model", "key")))
+	t.Cleanup(func() { p.Close() })
+	id := uuid.New()
+	a, err := p.Create(t.Context(), id, ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- a.Run(context.Background()) }()
+	ready(t, a.(*system.Agent), done)
+	if a.Addr() != "127.0.0.1:9" {
+		t.Errorf("address %s", a.Addr())
+	}
+	if got := prompt(t, a.(*system.Agent), "wholly in memory"); got != "wholly in memory" {
+		t.Errorf("answer %q", got)
+	}
+	home := "/" + id.String() + "/root"
+	s.mu.Lock()
+	if s.name != home+"/usr/local/bin/runtime" || !strings.Contains(strings.Join(s.env, "\n"), "OTTERS_AGENT_ROOT="+home) {
+		t.Errorf("spawned %s with %v", s.name, s.env)
+	}
+	s.mu.Unlock()
+	for name, want := range map[string]string{"usr/local/bin/runtime": "program of otters/runtime", "usr/bin/cat": "program of otters/tools/cat"} {
+		if got, err := util.ReadFile(fs, home+"/"+name); err != nil || string(got) != want {
+			t.Errorf("%s holds %q, %v", name, got, err)
+		}
+	}
+	if err := a.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil || a.Status() != executor.StatusStopped {
+		t.Errorf("%v, %v", a.Status(), err)
+	}
+	if log, err := util.ReadFile(logs, "/logs/"+id.String()+".log"); err != nil || !strings.Contains(string(log), `"line":"from memory"`) {
+		t.Errorf("log %q, %v", log, err)
+	}
+	if err := a.Remove(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if infos, _ := fs.ReadDir("/"); names(infos) != ".store seal.key" {
+		t.Errorf("left behind: %s", names(infos))
+	}
+}
+
+func names(infos []os.FileInfo) string {
+	var all []string
+	for _, i := range infos {
+		all = append(all, i.Name())
+	}
+	return strings.Join(all, " ")
+}
+
+func TestALevelCanNotBeHadInMemory(t *testing.T) {
+	t.Parallel()
+	for level, ok := range map[sandbox.Level]bool{sandbox.Off: true, "": true, sandbox.Limited: false, sandbox.Strict: false} {
+		p := system.NewProvider(memfs.New(), nil, system.WithSandbox(level), system.WithLoopbackAllocator(fixed{}))
+		_, err := p.Create(t.Context(), uuid.New(), ref)
+		if (err == nil) != ok {
+			t.Errorf("level %q: %v", level, err)
+		}
+	}
+}
+
+func TestMaterializeContentServesOtherExecutors(t *testing.T) {
+	t.Parallel()
+	store := image(t, plain+"BIN cat otters/tools/cat \"prints\"\nCONTEXT RIVERS <<EOF\nThe Severn is long.\nEOF\nCONFIG temperature=1.10\n")
+	var fs billy.Filesystem = memfs.New()
+	rt, err := system.MaterializeContent(t.Context(), fs, uuid.New(), "", system.MaterializeOptions{
+		Store: store, Ref: ref, ModelResolver: nil,
+		View:                executor.WorkspaceView{Root: "/agent", Isolated: true},
+		ViewBinDirsForTools: func(names []string) []string { return []string{"/opt/bins/" + names[0]} },
+		ToolBinaryPath:      func(name string) string { return "/opt/bins/" + name },
+		SymlinkBinAt:        func(name string) (string, bool) { return "/opt/bin-images/" + name, true },
+		Capabilities:        []executor.Capability{{Name: "job-submit", Description: "submits jobs"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rt.Config.Tools[0].Binary != "/opt/bins/cat" || rt.Config.Configs["temperature"] != "1.10" {
+		t.Errorf("config %+v", rt.Config)
+	}
+	if link, err := fs.Readlink("opt/bins/cat"); err != nil || link != "/opt/bin-images/cat" {
+		t.Errorf("symlink %q, %v", link, err)
+	}
+	for file, want := range map[string]string{
+		"etc/context/RIVERS.md": "The Severn is long.", "etc/context/WORKSPACE.md": "/opt/bins/cat", "etc/context/AGENT.md": "job_submit",
+		"etc/agent.yaml": "workspace: /agent/workspace",
+	} {
+		if got, err := util.ReadFile(fs, file); err != nil || !strings.Contains(string(got), want) {
+			t.Errorf("%s lacks %q: %s, %v", file, want, got, err)
+		}
+	}
+	if _, err := fs.Stat("usr/bin/cat"); err == nil {
+		t.Error("a program was installed")
+	}
+}

@@ -1,0 +1,89 @@
+package system
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/go-git/go-billy/v5"
+
+	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/workspace"
+)
+
+// mountable are the folders of a tree that a mount's target may lie in: the agent's own, and one
+// for mounts. Elsewhere a mount could pose as a tool or a context.
+var mountable = []string{workspace.WorkDir, workspace.HomeDir, workspace.VarLibDir, "mnt"}
+
+// checkMounts refuses mounts that can't be had or would not be what they say.
+func checkMounts(host billy.Filesystem, mounts []executor.Mount, isolated bool) error {
+	for _, m := range mounts {
+		target := path.Clean("/" + m.Target)[1:]
+		ok := false
+		for _, dir := range mountable {
+			ok = ok || strings.HasPrefix(target, dir+"/")
+		}
+		switch {
+		case !path.IsAbs(m.Host):
+			return fmt.Errorf("mount %s: host path %q is not absolute", m.Target, m.Host)
+		case !ok:
+			return fmt.Errorf("mount %s: a target lies below one of %s", m.Target, strings.Join(mountable, ", "))
+		case m.ReadOnly && !isolated:
+			return fmt.Errorf("mount %s: read-only can't be enforced at sandbox level off; leave :ro away or use a stronger level", m.Target)
+		}
+		if host == nil {
+			continue
+		}
+		if _, err := host.Stat(m.Host); err != nil {
+			return fmt.Errorf("mount %s: %w", m.Target, err)
+		}
+	}
+	return nil
+}
+
+// applyMounts makes a symlink for each mount; where the view is isolated the executor mounts
+// instead, and only a place to mount on is made.
+func applyMounts(fs, host billy.Filesystem, mounts []executor.Mount, view executor.WorkspaceView) error {
+	if err := checkMounts(host, mounts, view.Isolated); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if view.Isolated {
+		return nil
+	}
+	for _, m := range mounts {
+		target := path.Clean("/" + m.Target)[1:]
+		if err := fs.MkdirAll(path.Dir(target), 0o755); err != nil {
+			return fmt.Errorf("mount %s: %w", m.Target, err)
+		}
+		if err := replaceSymlink(fs, m.Host, target); err != nil {
+			return fmt.Errorf("mount %s: %w", m.Target, err)
+		}
+	}
+	return nil
+}
+
+// ReapplyMounts makes the symlinks of the mounts and MOUNTS.md again in the existing tree, for an
+// agent that Load restored. It is idempotent. Before the tree is there it is an error.
+func (a *Agent) ReapplyMounts() error {
+	a.mu.Lock()
+	rt, fs := a.runtime, a.fs
+	a.mu.Unlock()
+	if rt == nil || fs == nil {
+		return errors.New("mounts: the agent has no workspace yet")
+	}
+	view := executor.WorkspaceView{Root: fs.Root()}
+	if err := applyMounts(fs, a.hostFS, rt.Source.Mounts, view); err != nil {
+		return err
+	}
+	doc := workspace.MountsDocument(rt.Config.Mounts)
+	name := workspace.ContextFile(workspace.MountsDoc)
+	if doc == nil {
+		if err := fs.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("mounts: %w", err)
+		}
+		return nil
+	}
+	return workspace.WriteFile(fs, name, doc, 0o644, false)
+}

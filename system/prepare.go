@@ -1,0 +1,479 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/go-git/go-billy/v5"
+	"github.com/go-git/go-billy/v5/util"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/spec"
+	"github.com/otters-sh/otters/workspace"
+)
+
+// Prepare materialises the workspace: image, runtime and tools are fetched and the tree is built
+// beside its place and renamed into it. It is idempotent; concurrent callers see one result, and
+// later ones the same error until the agent is started again. On success the status stays as it
+// is; on an error the agent is failed, but for the end of ctx, which leaves nothing behind.
+func (a *Agent) Prepare(ctx context.Context) error {
+	select {
+	case a.prep <- struct{}{}:
+		defer func() { <-a.prep }()
+	case <-ctx.Done():
+		return fmt.Errorf("prepare agent %s: %w", a.id, ctx.Err())
+	}
+	a.mu.Lock()
+	done, err, removed := a.runtime != nil, a.prepErr, a.removed
+	a.mu.Unlock()
+	switch {
+	case removed:
+		return fmt.Errorf("prepare agent %s: %w", a.id, ErrRemoved)
+	case done || err != nil:
+		return err
+	}
+	if err = a.openGateway(); err == nil {
+		err = a.materialize(ctx)
+	}
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("prepare agent %s: %w", a.id, err)
+	if ctx.Err() == nil {
+		a.mu.Lock()
+		a.prepErr = err
+		a.mu.Unlock()
+		a.tracker.SetFailure(reasonOf(err))
+	}
+	return err
+}
+
+// materialize builds the tree.
+func (a *Agent) materialize(ctx context.Context) (err error) {
+	m, err := a.newMaterializer()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil && m.fresh {
+			_ = removeAll(a.home, newTree)
+		}
+	}()
+	if err := m.resolve(ctx); err != nil {
+		return err
+	}
+	creds, err := m.resolveModel()
+	if err != nil {
+		return err
+	}
+	if err := checkMounts(a.hostFS, m.source.Mounts, m.view.Isolated); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	set := &programSet{agent: a, m: m}
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return set.fetch(gctx) })
+	g.Go(func() error { return m.write(gctx) })
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := set.link(ctx); err != nil {
+		return err
+	}
+	return a.adopt(m, creds, set.inherit)
+}
+
+func (a *Agent) newMaterializer() (*materializer, error) {
+	m := &materializer{fs: a.fs, id: a.id, opts: MaterializeOptions{
+		Store: a.store, Ref: a.ref, Overrides: a.overrides, UsageFetcher: a.usageFetcher,
+		ModelResolver: a.modelResolver, DigestResolver: a.digests, ImageRef: a.imageRef,
+		LocalRuntime: a.localRuntime, Mounts: a.mounts, HostFS: a.hostFS,
+		Capabilities: a.capabilities, ImageLabels: a.labels, Confinement: a.confinementDoc(),
+	}}
+	if a.provider == nil {
+		return m, nil
+	}
+	if err := removeAll(a.home, newTree); err != nil {
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	fs, err := a.home.Chroot(newTree)
+	if err != nil {
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	m.fs, m.fresh = fs, true
+	m.opts.View.Root = hostPath(a.home, treeDir)
+	return m, nil
+}
+
+func (a *Agent) confinementDoc() workspace.Confinement {
+	c := a.Process().Confinement
+	return workspace.Confinement{Level: string(c.Level), Enforced: c.Enforced, Open: c.Open}
+}
+
+// adopt puts the finished tree in its place.
+func (a *Agent) adopt(m *materializer, creds credentials, inherit bool) error {
+	if err := ownTree(m.fs, a.uid); err != nil {
+		return fmt.Errorf("workspace: %w", err)
+	}
+	fs := m.fs
+	if m.fresh {
+		if err := a.home.Rename(newTree, treeDir); err != nil {
+			return fmt.Errorf("workspace: %w", err)
+		}
+		var err error
+		if fs, err = a.home.Chroot(treeDir); err != nil {
+			return fmt.Errorf("workspace: %w", err)
+		}
+	}
+	text, err := m.config.Marshal()
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fs, a.creds, a.inherit = fs, creds, inherit
+	if a.handle != nil {
+		a.handle.Prepared, a.handle.Inherit = true, inherit
+		a.handle.AgentYAML = string(text)
+		a.handle.Source = m.source.Clone()
+		a.handle.hideEnvs(a.handle.Source)
+		if err := a.handle.write(a.home, false); err != nil {
+			return err
+		}
+	}
+	a.runtime = m.runtime()
+	return nil
+}
+
+// programSet is the runtime and the tools of one agent.
+type programSet struct {
+	agent *Agent
+	m     *materializer
+	// runtime and bins are names in the program store; empty where the agent has no store.
+	runtime string
+	bins    []string
+	inherit bool
+}
+
+// fetch gets every program into the store, side by side.
+func (s *programSet) fetch(ctx context.Context) error {
+	a := s.agent
+	s.bins = make([]string, len(s.m.source.Bins))
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		s.runtime, s.inherit, err = a.fetchRuntime(ctx, s.m.source.Runtime)
+		return err
+	})
+	for i, b := range s.m.source.Bins {
+		g.Go(func() (err error) {
+			if s.bins[i], err = a.fetchBin(ctx, b.Image); err != nil {
+				return fmt.Errorf("%w: tool %s: %w", ErrPull, b.Name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// fetchRuntime gets the runtime's program and tells whether it takes its listener by descriptor.
+func (a *Agent) fetchRuntime(ctx context.Context, image string) (name string, inherit bool, err error) {
+	if a.localRuntime != "" {
+		name, err = a.store1(ctx, "", a.readLocalRuntime)
+		if err != nil {
+			return "", false, fmt.Errorf("runtime %s: %w", a.localRuntime, err)
+		}
+		return name, false, nil
+	}
+	if image == "" {
+		return "", false, fmt.Errorf("%w: the image has no RUNTIME and none was given", ErrPull)
+	}
+	ref, err := spec.ParseReference(image)
+	if err != nil {
+		return "", false, fmt.Errorf("%w: runtime: %w", ErrPull, err)
+	}
+	if name, err = a.fetchBin(ctx, image); err != nil {
+		return "", false, fmt.Errorf("%w: runtime: %w", ErrPull, err)
+	}
+	if a.labels == nil {
+		return name, false, nil
+	}
+	labels, err := a.labels(ctx, ref)
+	if err != nil {
+		return "", false, fmt.Errorf("%w: runtime %s: %w", ErrPull, ref, err)
+	}
+	return name, labels[ListenerLabel] == "inherit", nil
+}
+
+// readLocalRuntime copies the operator's own program.
+func (a *Agent) readLocalRuntime(_ context.Context, w io.Writer) error {
+	info, err := a.hostFS.Stat(a.localRuntime)
+	switch {
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return errors.New("not a regular file")
+	case info.Mode()&0o111 == 0 && info.Mode()&os.ModePerm != 0:
+		return errors.New("not executable; chmod +x makes it so")
+	}
+	f, err := a.hostFS.Open(a.localRuntime)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(w, f)
+	return err
+}
+
+func (a *Agent) fetchBin(ctx context.Context, image string) (string, error) {
+	ref, err := spec.ParseReference(image)
+	if err != nil {
+		return "", err
+	}
+	if a.puller == nil {
+		return "", fmt.Errorf("%s: no puller was given", ref)
+	}
+	digest := ref.Digest
+	if digest == "" && a.digests != nil {
+		// What is recorded as provenance is what is unpacked, though the tag may move meanwhile.
+		digest = a.digests(image)
+		ref.Digest = digest
+	}
+	return a.store1(ctx, programKey(digest), func(ctx context.Context, w io.Writer) error {
+		return a.puller(ctx, ref, w)
+	})
+}
+
+// store1 gets one program into the store. An agent without a store pulls when it links.
+func (a *Agent) store1(ctx context.Context, key string, pull func(context.Context, io.Writer) error) (string, error) {
+	if a.programs == nil {
+		return "", nil
+	}
+	return a.programs.install(ctx, key, pull)
+}
+
+// link puts the programs into the tree: symlinks to the store where a process will follow them,
+// and copies where the tree is in memory or stands alone.
+func (s *programSet) link(ctx context.Context) error {
+	a := s.agent
+	pull := func(image string) func(io.Writer) error {
+		return func(w io.Writer) error {
+			if a.localRuntime != "" && image == "" {
+				return a.readLocalRuntime(ctx, w)
+			}
+			ref, err := spec.ParseReference(image)
+			if err != nil {
+				return err
+			}
+			return a.puller(ctx, ref, w)
+		}
+	}
+	image := s.m.source.Runtime
+	if a.localRuntime != "" {
+		image = ""
+	}
+	if err := a.linkProgram(s.m.fs, workspace.RuntimeBin, s.runtime, pull(image)); err != nil {
+		return fmt.Errorf("runtime: %w", err)
+	}
+	for i, b := range s.m.source.Bins {
+		if err := a.linkProgram(s.m.fs, path.Join(workspace.BinDir, b.Name), s.bins[i], pull(b.Image)); err != nil {
+			return fmt.Errorf("tool %s: %w", b.Name, err)
+		}
+	}
+	return nil
+}
+
+func (a *Agent) linkProgram(fs billy.Filesystem, name, stored string, pull func(io.Writer) error) error {
+	if a.disk && a.programs != nil {
+		return replaceSymlink(fs, a.programs.path(stored), name)
+	}
+	f, err := fs.TempFile(path.Dir(name), ".new-")
+	if err != nil {
+		return err
+	}
+	tmp := f.Name()
+	if a.programs != nil {
+		err = a.programs.copyTo(stored, f)
+	} else {
+		err = pull(&boundedWriter{w: f, left: maxProgramSize})
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if c, ok := fs.(billy.Change); ok && err == nil {
+		err = c.Chmod(tmp, 0o555)
+	} else if a.disk && err == nil {
+		err = os.Chmod(filepath.Join(fs.Root(), tmp), 0o555)
+	}
+	if err == nil {
+		err = fs.Rename(tmp, name)
+	}
+	if err != nil {
+		_ = fs.Remove(tmp)
+	}
+	return err
+}
+
+// ownTree gives the agent's own user what is its own, and keeps everyone else out. uid -1 leaves
+// the tree to the daemon's user.
+func ownTree(fs billy.Filesystem, uid int) error {
+	c, ok := fs.(billy.Change)
+	if uid < 0 || !ok {
+		return nil
+	}
+	if err := readable(fs, c); err != nil {
+		return err
+	}
+	for _, dir := range workspace.WritableDirs() {
+		if err := c.Lchown(dir, uid, uid); err != nil {
+			return err
+		}
+	}
+	if err := c.Chmod("", 0o750); err != nil {
+		return err
+	}
+	return c.Chown("", 0, uid)
+}
+
+// readable undoes what a tight umask of the daemon took from the folders and files that the agent
+// reads.
+func readable(fs billy.Filesystem, c billy.Change) error {
+	if info, err := fs.Stat(workspace.AgentYAML); err != nil || info.Mode().Perm() == 0o644 {
+		return err
+	}
+	fix := func(name string, info os.FileInfo, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case info.IsDir():
+			return c.Chmod(name, 0o755)
+		case info.Mode().IsRegular():
+			return c.Chmod(name, 0o644)
+		}
+		return nil
+	}
+	for _, dir := range []string{workspace.EtcDir, "usr", "var"} {
+		if err := util.Walk(fs, dir, fix); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refresh brings an existing tree up to date for another start: the model's address and key, the
+// program of a local runtime, and what confines the agent now.
+func (a *Agent) refresh(ctx context.Context) error {
+	rt := a.Runtime()
+	creds, err := resolveModel(rt.Source.Model, a.modelResolver)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	a.creds = creds
+	a.mu.Unlock()
+	if a.localRuntime != "" {
+		name, _, err := a.fetchRuntime(ctx, "")
+		if err != nil {
+			return err
+		}
+		pull := func(w io.Writer) error { return a.readLocalRuntime(ctx, w) }
+		if err := a.linkProgram(a.fs, workspace.RuntimeBin, name, pull); err != nil {
+			return fmt.Errorf("runtime: %w", err)
+		}
+	}
+	view := executor.WorkspaceView{Root: a.fs.Root()}
+	view.WorkspaceDir = path.Join(view.Root, workspace.WorkDir)
+	view.BinDirs = []string{path.Join(view.Root, workspace.BinDir)}
+	doc := workspace.WorkspaceDocument(view, a.confinementDoc())
+	return workspace.WriteFile(a.fs, workspace.ContextFile(workspace.WorkspaceDoc), doc, 0o644, false)
+}
+
+// checkOverrides applies the overrides to a definition that is otherwise right.
+func checkOverrides(overrides []spec.Override) error {
+	_, err := (&spec.Agentfile{Syntax: spec.DefaultSyntax, From: "scratch"}).Apply(overrides...)
+	return err
+}
+
+// fillHandle records what the agent was created with.
+func (a *Agent) fillHandle() error {
+	h, s := a.handle, a.provider.sealer
+	h.Ref, h.Addr, h.ImageRef, h.LocalRuntime = a.ref, a.addr, a.imageRef, a.localRuntime
+	h.Mounts, h.Capabilities, h.DaemonURL = a.mounts, a.capabilities, a.daemonURL
+	h.SealedToken = h.sealSecret(s, "agent token", a.agentToken)
+	if rec := record(a.overrides); rec != nil {
+		h.Overrides, h.OverrideMounts = rec.Clone(), rec.Mounts
+		h.sealEnvs(s, h.Overrides)
+	}
+	return nil
+}
+
+// options restore what Create was given.
+func (h *handle) options(s *sealer) ([]AgentOption, error) {
+	token, err := h.openSecret(s, "agent token", h.SealedToken)
+	if err != nil {
+		return nil, err
+	}
+	opts := []AgentOption{WithAddr(h.Addr), WithImageRef(h.ImageRef), WithMounts(h.Mounts), WithCapabilities(h.Capabilities), WithDaemonURL(h.DaemonURL), WithAgentToken(token)}
+	if h.LocalRuntime != "" {
+		opts = append(opts, WithAgentLocalRuntime(h.LocalRuntime))
+	}
+	if h.Overrides != nil {
+		rec := h.Overrides.Clone()
+		rec.Mounts = h.OverrideMounts
+		if err := h.openEnvs(s, rec); err != nil {
+			return nil, err
+		}
+		opts = append(opts, WithOverrides(replay(rec)))
+	}
+	return opts, nil
+}
+
+// hideEnvs empties the values that are sealed elsewhere in the handle.
+func (h *handle) hideEnvs(af *spec.Agentfile) {
+	for i := range af.Envs {
+		if _, ok := h.SealedEnvs[af.Envs[i].Key]; ok {
+			af.Envs[i].Value = ""
+		}
+	}
+}
+
+// restore makes a loaded agent what it was. Whether it runs is for Attach to find out.
+func (a *Agent) restore() error {
+	h := a.handle
+	if !h.Prepared {
+		return nil
+	}
+	if info, err := a.home.Lstat(treeDir); err != nil {
+		return fmt.Errorf("tree: %w", err)
+	} else if !info.IsDir() {
+		return fmt.Errorf("tree: %s is not a folder", treeDir)
+	}
+	fs, err := a.home.Chroot(treeDir)
+	if err != nil {
+		return fmt.Errorf("tree: %w", err)
+	}
+	config, err := workspace.ReadConfig(strings.NewReader(h.AgentYAML))
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrHandle, err)
+	}
+	if h.Source == nil {
+		return fmt.Errorf("%w: it has no source", ErrHandle)
+	}
+	source := h.Source.Clone()
+	if err := h.openEnvs(a.provider.sealer, source); err != nil {
+		return err
+	}
+	source.Mounts = append(append([]spec.Mount(nil), h.OverrideMounts...), h.Mounts...)
+	token, err := h.openSecret(a.provider.sealer, "serve token", h.SealedServeToken)
+	if err != nil {
+		return err
+	}
+	a.fs, a.inherit, a.serveToken = fs, h.Inherit, token
+	a.runtime = &executor.Runtime{ID: a.id, Source: source, Config: config}
+	return a.restoreStatus()
+}

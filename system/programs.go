@@ -1,0 +1,162 @@
+package system
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/go-git/go-billy/v5"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/otters-sh/otters/workspace"
+)
+
+const (
+	// storeDir holds programs by the digest of their content, and storeRefs tells which content an
+	// image's program has.
+	storeDir  = ".store"
+	storeRefs = ".store/refs"
+	// maxProgramSize bounds one unpacked program.
+	maxProgramSize = 1 << 30
+)
+
+// programs is the read-only store of unpacked programs that the trees of all agents point into.
+// Equal programs are there once, whatever images they came from.
+type programs struct {
+	fs     billy.Filesystem
+	flight singleflight.Group
+}
+
+func newPrograms(root billy.Filesystem, disk bool) (*programs, error) {
+	mode := os.FileMode(0o700)
+	if disk && os.Geteuid() == 0 {
+		mode = 0o711
+	}
+	for _, dir := range []string{storeDir, storeRefs} {
+		if err := root.MkdirAll(dir, mode); err != nil {
+			return nil, fmt.Errorf("program store: %w", err)
+		}
+	}
+	return &programs{fs: root}, nil
+}
+
+// install returns the store's name for the program that pull writes. A program with a key, which
+// must stand for the same bytes for ever, is pulled once. Concurrent callers with one key share one
+// pull; the first one's context decides.
+func (s *programs) install(ctx context.Context, key string, pull func(context.Context, io.Writer) error) (string, error) {
+	if key == "" {
+		return s.add(ctx, pull)
+	}
+	if name, ok := s.lookup(key); ok {
+		return name, nil
+	}
+	v, err, _ := s.flight.Do(key, func() (any, error) {
+		if name, ok := s.lookup(key); ok {
+			return name, nil
+		}
+		name, err := s.add(ctx, pull)
+		if err != nil {
+			return "", err
+		}
+		return name, s.remember(key, name)
+	})
+	if err != nil {
+		return "", err
+	}
+	return v.(string), nil
+}
+
+// programKey names the program of the image with this digest; empty where there is no digest.
+func programKey(digest string) string {
+	if digest == "" {
+		return ""
+	}
+	return strings.ReplaceAll(digest, ":", "-")
+}
+
+func (s *programs) lookup(key string) (string, bool) {
+	f, err := s.fs.Open(s.fs.Join(storeRefs, key))
+	if err != nil {
+		return "", false
+	}
+	defer f.Close()
+	name, err := io.ReadAll(io.LimitReader(f, 128))
+	if err != nil {
+		return "", false
+	}
+	if _, err := s.fs.Lstat(s.fs.Join(storeDir, string(name))); err != nil {
+		return "", false
+	}
+	return string(name), true
+}
+
+func (s *programs) remember(key, name string) error {
+	return workspace.WriteFile(s.fs, s.fs.Join(storeRefs, key), []byte(name), 0o600, false)
+}
+
+// add stores what pull writes under the digest of it.
+func (s *programs) add(ctx context.Context, pull func(context.Context, io.Writer) error) (string, error) {
+	f, err := s.fs.TempFile(storeDir, ".new-")
+	if err != nil {
+		return "", fmt.Errorf("program store: %w", err)
+	}
+	tmp := f.Name()
+	sum := sha256.New()
+	w := &boundedWriter{w: io.MultiWriter(f, sum), left: maxProgramSize}
+	err = pull(ctx, w)
+	if err == nil && w.left == maxProgramSize {
+		err = errors.New("program is empty")
+	}
+	if sync, ok := f.(interface{ Sync() error }); ok && err == nil {
+		err = sync.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	name := "sha256-" + hex.EncodeToString(sum.Sum(nil))
+	if c, ok := s.fs.(billy.Change); ok && err == nil {
+		err = c.Chmod(tmp, 0o555)
+	}
+	if err == nil {
+		err = s.fs.Rename(tmp, s.fs.Join(storeDir, name))
+	}
+	if err != nil {
+		_ = s.fs.Remove(tmp)
+		return "", err
+	}
+	return name, nil
+}
+
+// copyTo writes the program name to w.
+func (s *programs) copyTo(name string, w io.Writer) error {
+	f, err := s.fs.Open(s.fs.Join(storeDir, name))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(w, f)
+	return err
+}
+
+// path is where the program lies on the host.
+func (s *programs) path(name string) string { return hostPath(s.fs, storeDir, name) }
+
+// boundedWriter fails once more than left bytes were written.
+type boundedWriter struct {
+	w    io.Writer
+	left int64
+}
+
+func (b *boundedWriter) Write(p []byte) (int, error) {
+	if int64(len(p)) > b.left {
+		return 0, fmt.Errorf("program is over %d bytes", maxProgramSize)
+	}
+	n, err := b.w.Write(p)
+	b.left -= int64(n)
+	return n, err
+}

@@ -1,0 +1,463 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-git/go-billy/v5"
+	"github.com/go-git/go-billy/v5/osfs"
+	"github.com/go-git/go-billy/v5/util"
+	"github.com/google/uuid"
+	"oras.land/oras-go/v2"
+
+	"github.com/otters-sh/otters/agentoci"
+	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/sandbox"
+	"github.com/otters-sh/otters/spec"
+)
+
+// Names in the provider's folder and in an agent's.
+const (
+	treeDir  = "root"
+	newTree  = "root.new"
+	stateDir = "state"
+	// trashPrefix marks what is being deleted; it is not an agent, and the next Load ends the job.
+	trashPrefix = ".trash-"
+)
+
+// Provider implements executor.Provider over processes of this machine. It prepares the folders of
+// agents and does not materialise them; see Agent. It is safe for concurrent use. Close lets go of
+// its agents.
+type Provider struct {
+	root     billy.Filesystem
+	storeFor StoreFor
+
+	defaults          []AgentOption
+	hostFS            billy.Filesystem
+	localRuntime      string
+	logDir            string
+	allocator         LoopbackAllocator
+	puller            agentoci.Puller
+	usageFetcher      agentoci.UsageFetcher
+	labels            agentoci.LabelReader
+	registryAddr      string
+	registryCreatedAt CreatedAtFunc
+	registryTarget    oras.Target
+	level             sandbox.Level
+	monitor           string
+	sealKey           []byte
+	logger            *slog.Logger
+
+	registryOnce sync.Once
+	registry     executor.Registry
+
+	// setupOnce fills the fields below on first use, so that making a Provider can't fail.
+	setupOnce sync.Once
+	setupErr  error
+	disk      bool
+	launcher  *sandbox.Launcher
+	sealer    *sealer
+	programs  *programs
+
+	mu     sync.Mutex
+	agents map[uuid.UUID]*Agent
+	closed bool
+}
+
+var (
+	_ executor.Provider        = (*Provider)(nil)
+	_ executor.FeatureReporter = (*Provider)(nil)
+)
+
+// NewProvider creates a Provider in the folder root. storeFor is called once per Create for the
+// target that holds the agent's image. Nothing is read or written before the first agent; what is
+// wrong with the folder or the monitor is told then.
+func NewProvider(root billy.Filesystem, storeFor StoreFor, opts ...ProviderOption) *Provider {
+	p := &Provider{
+		root: root, storeFor: storeFor, agents: make(map[uuid.UUID]*Agent),
+		hostFS: osfs.New("/"), allocator: loopback{}, logger: slog.New(slog.DiscardHandler),
+	}
+	for _, o := range opts {
+		o(p)
+	}
+	return p
+}
+
+// setup finds out what the folder is, and makes what all agents share.
+func (p *Provider) setup() error {
+	p.setupOnce.Do(func() { p.setupErr = p.doSetup() })
+	return p.setupErr
+}
+
+func (p *Provider) doSetup() error {
+	if err := p.root.MkdirAll("", 0o711); err != nil {
+		return fmt.Errorf("agents folder: %w", err)
+	}
+	if p.disk = onDisk(p.root); !p.disk {
+		p.root = serial{p.root, new(sync.Mutex)}
+	}
+	if p.sealKey == nil {
+		key, err := readSealKey(p.root)
+		if err != nil {
+			return err
+		}
+		p.sealKey = key
+	}
+	var err error
+	if p.sealer, err = newSealer(p.sealKey); err != nil {
+		return err
+	}
+	if p.programs, err = newPrograms(p.root, p.disk); err != nil {
+		return err
+	}
+	if !p.disk && p.level != "" && p.level != sandbox.Off {
+		return fmt.Errorf("sandbox level %s: %w: the agents' folder is not on disk; leave the level away or name off", p.level, sandbox.ErrUnsupported)
+	}
+	return nil
+}
+
+// launch is the launcher shared by all agents; it is made when the first agent needs one.
+func (p *Provider) launch() (*sandbox.Launcher, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, errors.New("provider is closed")
+	}
+	if p.launcher == nil {
+		l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: p.monitor, Logger: p.logger})
+		if err != nil {
+			return nil, err
+		}
+		p.launcher = l
+	}
+	return p.launcher, nil
+}
+
+// Warm finds the monitor's program and starts a monitor ahead, so that the first agent finds it
+// ready and a missing program is told now. Calling it is optional. Ours.
+func (p *Provider) Warm() error {
+	if err := p.setup(); err != nil {
+		return err
+	}
+	if !p.disk {
+		return nil
+	}
+	_, err := p.launch()
+	return err
+}
+
+// sandboxLevel is the level agents run at; monitored tells whether they have a monitor.
+func (p *Provider) sandboxLevel(monitored bool) sandbox.Level {
+	switch {
+	case !monitored:
+		return sandbox.Off
+	case p.level != "":
+		return p.level
+	default:
+		return sandbox.Strongest()
+	}
+}
+
+// Features tells what confines the agents of this Provider.
+func (p *Provider) Features() executor.Features {
+	disk := p.setup() == nil && p.disk
+	c := sandbox.Describe(p.sandboxLevel(disk), disk && os.Geteuid() == 0)
+	return executor.Features{Level: string(c.Level), OwnUser: c.OwnUser, Enforced: c.Enforced, Open: c.Open}
+}
+
+// Create records a new agent and reserves its address and, under root, its user id. Options of
+// WithAgentDefaults apply. The agent materialises itself on first Run. Errors wrap ErrExists,
+// ErrConfig or ErrNoAddress, and leave nothing behind.
+func (p *Provider) Create(ctx context.Context, id uuid.UUID, ref spec.Reference, opts ...spec.Override) (executor.Agent, error) {
+	return p.CreateWithOptions(ctx, id, ref, nil, opts...)
+}
+
+// CreateWithOptions is Create with options for this one agent, applied after the defaults.
+func (p *Provider) CreateWithOptions(
+	_ context.Context, id uuid.UUID, ref spec.Reference, extra []AgentOption, overrides ...spec.Override,
+) (executor.Agent, error) {
+	a, err := p.create(id, ref, extra, overrides)
+	if err != nil {
+		return nil, fmt.Errorf("create agent %s: %w", id, err)
+	}
+	return a, nil
+}
+
+func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption, overrides []spec.Override) (_ *Agent, err error) {
+	if err := p.setup(); err != nil {
+		return nil, err
+	}
+	a := p.newAgent(id, append([]AgentOption{WithReference(ref), WithOverrides(overrides...)}, extra...))
+	if err := checkOverrides(a.overrides); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if err := p.claim(a); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			p.release(a)
+		}
+	}()
+	if _, err := p.root.Lstat(id.String()); err == nil {
+		return nil, ErrExists
+	}
+	if err := a.reserve(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			a.dropListener()
+			_ = removeAll(p.root, id.String())
+		}
+	}()
+	if a.home, err = p.agentHome(id, true); err != nil {
+		return nil, err
+	}
+	a.handle = &handle{Version: handleVersion, ID: id, CreatedAt: time.Now().UTC(), UID: a.uid}
+	if err := a.fillHandle(); err != nil {
+		return nil, err
+	}
+	if err := a.handle.write(a.home, true); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// newAgent applies the provider's settings, the defaults and the agent's own options.
+func (p *Provider) newAgent(id uuid.UUID, opts []AgentOption) *Agent {
+	a := newAgent(id)
+	a.provider = p
+	a.hostFS, a.puller, a.usageFetcher, a.labels = p.hostFS, p.puller, p.usageFetcher, p.labels
+	a.localRuntime = p.localRuntime
+	a.tracker.Refused = func(from, to executor.Status) {
+		p.logger.Warn("status transition refused", "agent", id, "from", from, "to", to)
+	}
+	for _, o := range p.defaults {
+		o(a)
+	}
+	for _, o := range opts {
+		o(a)
+	}
+	if a.store == nil && p.storeFor != nil {
+		a.store = p.storeFor(a.ref)
+	}
+	a.monitored = p.disk && a.spawner == nil
+	a.disk, a.programs = p.disk, p.programs
+	return a
+}
+
+// claim takes the id, and under root a user id that no other agent has.
+func (p *Provider) claim(a *Agent) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return errors.New("provider is closed")
+	}
+	if _, ok := p.agents[a.id]; ok {
+		return ErrExists
+	}
+	a.uid = -1
+	if a.monitored && os.Geteuid() == 0 {
+		taken := make(map[int]bool, len(p.agents))
+		for _, other := range p.agents {
+			taken[other.uid] = true
+		}
+		uid, err := freeUser(taken)
+		if err != nil {
+			return err
+		}
+		a.uid = uid
+	}
+	p.agents[a.id] = a
+	return nil
+}
+
+func (p *Provider) release(a *Agent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.agents[a.id] == a {
+		delete(p.agents, a.id)
+	}
+}
+
+// agentHome is the folder of agent id: open to nobody but the owner, and for passing through to
+// the agent's own user.
+func (p *Provider) agentHome(id uuid.UUID, make bool) (billy.Filesystem, error) {
+	name := id.String()
+	if make {
+		if err := p.root.MkdirAll(name, p.passMode()); err != nil {
+			return nil, fmt.Errorf("agent folder: %w", err)
+		}
+		if err := p.root.MkdirAll(p.root.Join(name, stateDir), 0o700); err != nil {
+			return nil, fmt.Errorf("agent folder: %w", err)
+		}
+	}
+	home, err := p.root.Chroot(name)
+	if err != nil {
+		return nil, fmt.Errorf("agent folder: %w", err)
+	}
+	return home, nil
+}
+
+// passMode lets an agent's own user pass through a folder, not list it.
+func (p *Provider) passMode() os.FileMode {
+	if os.Geteuid() == 0 {
+		return 0o711
+	}
+	return 0o700
+}
+
+// Load returns the agents whose handles lie in the folder, with everything that Create was given;
+// functions and live values come from the provider's options. Agents that run are found by
+// Attach. An agent that can't be restored is left out and named in the error; the others are
+// returned all the same.
+func (p *Provider) Load(ctx context.Context) ([]executor.Agent, error) {
+	return p.LoadWithOptions(ctx, nil)
+}
+
+// LoadWithOptions is Load with options for each agent, applied after the defaults and before what
+// its handle holds. Ours.
+func (p *Provider) LoadWithOptions(_ context.Context, options AgentOptions) ([]executor.Agent, error) {
+	if err := p.setup(); err != nil {
+		return nil, fmt.Errorf("load agents: %w", err)
+	}
+	entries, err := p.root.ReadDir("")
+	if err != nil {
+		return nil, fmt.Errorf("load agents: %w", err)
+	}
+	var agents []executor.Agent
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), trashPrefix) {
+			if err := removeAll(p.root, e.Name()); err != nil {
+				errs = append(errs, fmt.Errorf("finish removal of %s: %w", e.Name(), err))
+			}
+			continue
+		}
+		id, err := uuid.Parse(e.Name())
+		if err != nil || id.String() != e.Name() {
+			continue
+		}
+		a, err := p.load(id, options)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("load agent %s: %w", id, err))
+		case a != nil:
+			agents = append(agents, a)
+		}
+	}
+	return agents, errors.Join(errs...)
+}
+
+// load restores one agent; nil where this Provider has it already.
+func (p *Provider) load(id uuid.UUID, options AgentOptions) (*Agent, error) {
+	p.mu.Lock()
+	_, have := p.agents[id]
+	p.mu.Unlock()
+	if have {
+		return nil, nil
+	}
+	home, err := p.agentHome(id, false)
+	if err != nil {
+		return nil, err
+	}
+	h, err := readHandle(home, id)
+	if err != nil {
+		return nil, err
+	}
+	restored, err := h.options(p.sealer)
+	if err != nil {
+		return nil, err
+	}
+	var opts []AgentOption
+	if options != nil {
+		opts = options(id)
+	}
+	a := p.newAgent(id, append(append([]AgentOption{WithReference(h.Ref)}, opts...), restored...))
+	a.home, a.handle, a.uid = home, h, h.UID
+	if err := a.restore(); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, have := p.agents[id]; have {
+		return nil, nil
+	}
+	p.agents[id] = a
+	return a, nil
+}
+
+// Destroy removes the trees of all agents, those that Load would find too. Agents that run are an
+// error, and are left.
+func (p *Provider) Destroy(ctx context.Context) error {
+	if err := p.setup(); err != nil {
+		return fmt.Errorf("destroy agents: %w", err)
+	}
+	_, err := p.Load(ctx)
+	errs := []error{err}
+	p.mu.Lock()
+	agents := make([]*Agent, 0, len(p.agents))
+	for _, a := range p.agents {
+		agents = append(agents, a)
+	}
+	p.mu.Unlock()
+	for _, a := range agents {
+		errs = append(errs, a.Remove(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Registry is the façade over the target of WithRegistryTarget, made on first call.
+func (p *Provider) Registry() executor.Registry {
+	p.registryOnce.Do(func() {
+		p.registry = NewRegistry(p.registryTarget, p.registryAddr, p.registryCreatedAt)
+	})
+	return p.registry
+}
+
+// Close lets go of every running agent without stopping it: their Run and Start return
+// ErrDetached, and the next Provider's Load and Attach find them. Agents without a monitor can't
+// outlive this process; they are stopped. No agent can be created or started afterwards. Ours.
+func (p *Provider) Close() error {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil
+	}
+	p.closed = true
+	launcher := p.launcher
+	agents := make([]*Agent, 0, len(p.agents))
+	for _, a := range p.agents {
+		agents = append(agents, a)
+	}
+	p.mu.Unlock()
+	var errs []error
+	for _, a := range agents {
+		errs = append(errs, a.detach())
+	}
+	if launcher != nil {
+		errs = append(errs, launcher.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// removeAll removes a folder below fs, through its descriptor where fs has one.
+func removeAll(fs billy.Filesystem, name string) error {
+	if r, ok := fs.(interface{ RemoveAll(string) error }); ok {
+		return r.RemoveAll(name)
+	}
+	return util.RemoveAll(fs, name)
+}
+
+// hostPath is where a path of fs lies on the host.
+func hostPath(fs billy.Filesystem, elem ...string) string {
+	return filepath.Join(append([]string{fs.Root()}, elem...)...)
+}

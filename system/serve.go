@@ -1,0 +1,434 @@
+package system
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/sandbox"
+	"github.com/otters-sh/otters/workspace"
+)
+
+// exitConfig is the exit code by which a runtime says that its configuration is wrong
+// (EX_CONFIG of sysexits(3)).
+const exitConfig = 78
+
+// Names of descriptors, those for the runtime and those the monitor holds.
+const (
+	runtimeFile    = "runtime"
+	serveTokenFile = "serve-token"
+	gatewayFile    = "gateway"
+)
+
+// process is a runtime that was started: *sandbox.Process, or a spawned one.
+type process interface {
+	// Done is closed after the exit, and Exit is then set.
+	Done() <-chan struct{}
+	Exit() sandbox.Exit
+	// Stop ends it and everything it started.
+	Stop(ctx context.Context, grace time.Duration) error
+	// Close lets go of it; one that can't live on its own is stopped.
+	Close() error
+}
+
+// serve is one run from the first status to the last. outer is the caller's context, whose end is
+// reported as such.
+func (a *Agent) serve(outer, ctx context.Context, r *activeRun) error {
+	a.enter()
+	err := a.bringUp(ctx, r)
+	if err == nil {
+		return a.watch(outer, ctx, r)
+	}
+	a.closeGateway()
+	if ctx.Err() != nil {
+		a.tracker.SetUnless(executor.StatusStopped, executor.StatusFailed)
+		return outer.Err()
+	}
+	a.tracker.SetFailure(reasonOf(err))
+	return err
+}
+
+// enter moves an agent that ran before to where a run begins.
+func (a *Agent) enter() {
+	switch a.tracker.Get() {
+	case executor.StatusStopped, executor.StatusFailed:
+		if a.Runtime() != nil {
+			a.tracker.Set(executor.StatusStarting)
+		} else {
+			a.mu.Lock()
+			a.prepErr = nil
+			a.mu.Unlock()
+			a.tracker.Set(executor.StatusPulling)
+		}
+	}
+}
+
+// bringUp makes everything a start needs and starts the runtime.
+func (a *Agent) bringUp(ctx context.Context, r *activeRun) error {
+	if err := a.openGateway(); err != nil {
+		return err
+	}
+	if a.Runtime() != nil {
+		if err := a.refresh(ctx); err != nil {
+			return err
+		}
+	} else if err := a.Prepare(ctx); err != nil {
+		return err
+	}
+	a.tracker.Set(executor.StatusStarting)
+	if err := a.reserve(); err != nil {
+		return err
+	}
+	var proc process
+	var err error
+	if a.monitored {
+		proc, err = a.launchMonitored(ctx)
+	} else {
+		proc, err = a.launchSpawned()
+	}
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	r.proc, r.started = proc, time.Now()
+	a.mu.Unlock()
+	return nil
+}
+
+// watch waits for the exit, for a reason to cause it, or to be let go.
+func (a *Agent) watch(outer, ctx context.Context, r *activeRun) error {
+	select {
+	case <-r.proc.Done():
+	case <-r.letGo:
+		a.closeGateway()
+		if err := r.proc.Close(); err != nil {
+			return errors.Join(ErrDetached, err)
+		}
+		return ErrDetached
+	case <-ctx.Done():
+		// The stop must come to its end whatever becomes of the caller.
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*stopGrace)
+		err := r.proc.Stop(stopCtx, stopGrace)
+		cancel()
+		if err != nil {
+			a.closeGateway()
+			a.tracker.SetFailure(executor.FailureCrashed)
+			return fmt.Errorf("stop runtime: %w", err)
+		}
+		<-r.proc.Done()
+	}
+	return a.finish(outer, ctx.Err() != nil, r)
+}
+
+// finish gives the exit its status.
+func (a *Agent) finish(outer context.Context, asked bool, r *activeRun) error {
+	a.closeGateway()
+	exit := r.proc.Exit()
+	_ = r.proc.Close()
+	a.mu.Lock()
+	a.lastExit = &exit
+	a.mu.Unlock()
+	if asked || exit.Asked {
+		a.tracker.SetUnless(executor.StatusStopped, executor.StatusFailed)
+		return outer.Err()
+	}
+	err := exitError(exit)
+	if exit.Code == exitConfig && a.tracker.Get() == executor.StatusStarting {
+		a.tracker.SetFailure(executor.FailureConfig)
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	a.tracker.SetFailure(executor.FailureCrashed)
+	return err
+}
+
+// exitError says how a runtime ended that nobody asked to.
+func exitError(e sandbox.Exit) error {
+	how := fmt.Sprintf("exit code %d", e.Code)
+	switch {
+	case e.Lost:
+		how = "its monitor is gone and left no record"
+	case e.Signal != "":
+		how = e.Signal
+	}
+	if n := len(e.Stderr); n > 0 {
+		how += ": " + strings.TrimSpace(e.Stderr[n-1])
+	}
+	return fmt.Errorf("%w: %s", ErrCrashed, how)
+}
+
+// openGateway reserves the address of the agent's model endpoint and hands the listener up, ahead
+// of the model resolver, which answers that address.
+func (a *Agent) openGateway() error {
+	if a.gateway == nil || !a.monitored {
+		return nil
+	}
+	a.mu.Lock()
+	have := a.gatewayLn != nil
+	a.mu.Unlock()
+	if have {
+		return nil
+	}
+	ln, err := loopback{}.ReserveListener()
+	if err != nil {
+		return fmt.Errorf("gateway: %w", err)
+	}
+	a.mu.Lock()
+	a.gatewayLn = ln
+	a.mu.Unlock()
+	a.gateway(ln)
+	return nil
+}
+
+func (a *Agent) closeGateway() {
+	a.mu.Lock()
+	ln := a.gatewayLn
+	a.gatewayLn = nil
+	a.mu.Unlock()
+	if ln != nil {
+		_ = ln.Close()
+	}
+}
+
+// reserve keeps the agent's address, the one it had before where there is one. When that has been
+// taken meanwhile the agent gets another.
+func (a *Agent) reserve() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.listener != nil || a.provider == nil {
+		return nil
+	}
+	own, ok := a.provider.allocator.(loopback)
+	if !a.monitored || !ok {
+		if a.addr != "" {
+			return nil
+		}
+		addr, err := a.provider.allocator.Reserve()
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrNoAddress, err)
+		}
+		a.addr = addr
+		return nil
+	}
+	var ln net.Listener
+	err := errors.New("no address yet")
+	if a.addr != "" {
+		ln, err = own.listen(a.addr)
+	}
+	if err != nil {
+		if ln, err = own.ReserveListener(); err != nil {
+			return err
+		}
+	}
+	a.listener, a.addr = ln, ln.Addr().String()
+	return nil
+}
+
+func (a *Agent) dropListener() {
+	a.mu.Lock()
+	ln := a.listener
+	a.listener = nil
+	a.mu.Unlock()
+	if ln != nil {
+		_ = ln.Close()
+	}
+}
+
+// launchMonitored starts the runtime under a monitor.
+func (a *Agent) launchMonitored(ctx context.Context) (process, error) {
+	launcher, err := a.provider.launch()
+	if err != nil {
+		return nil, err
+	}
+	var files openFiles
+	defer files.close()
+	s := sandbox.Spec{
+		Level: a.sandboxLevel(), Path: hostPath(a.fs, RuntimeBin),
+		Dir: hostPath(a.fs, workspace.WorkDir), UID: a.uid, GID: a.uid,
+		StateDir: hostPath(a.home, stateDir),
+	}
+	a.mu.Lock()
+	s.Args, s.Env = a.args(), a.env()
+	a.mu.Unlock()
+	if err := a.handDown(&s, &files); err != nil {
+		return nil, err
+	}
+	outputs, err := a.outputs(&s, &files)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.storeStart(); err != nil {
+		return nil, err
+	}
+	proc, err := launcher.Start(ctx, s)
+	if err != nil {
+		files.close()
+		outputs.wait()
+		return nil, fmt.Errorf("start runtime: %w", err)
+	}
+	if outputs.any() {
+		return &teed{Process: proc, outputs: outputs}, nil
+	}
+	return proc, nil
+}
+
+// handDown prepares the descriptors: the runtime's listener and its serve token where it takes
+// them, and what the monitor holds for whoever takes the agent over.
+func (a *Agent) handDown(s *sandbox.Spec, files *openFiles) error {
+	a.mu.Lock()
+	inherit, ln, gateway := a.inherit, a.listener, a.gatewayLn
+	a.mu.Unlock()
+	if gateway != nil {
+		f, err := files.add(listenerFile(gateway))
+		if err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
+		s.Held = append(s.Held, sandbox.File{Name: gatewayFile, File: f})
+	}
+	if !inherit || ln == nil {
+		// The runtime binds the address itself, so it must be free.
+		a.dropListener()
+		a.setServeToken("")
+		return nil
+	}
+	f, err := files.add(listenerFile(ln))
+	if err != nil {
+		return err
+	}
+	token := rand.Text()
+	tf, err := files.add(secretFile(token))
+	if err != nil {
+		return fmt.Errorf("serve token: %w", err)
+	}
+	a.setServeToken(token)
+	s.Files = append(s.Files, sandbox.File{Name: runtimeFile, File: f}, sandbox.File{Name: serveTokenFile, File: tf})
+	return nil
+}
+
+func (a *Agent) setServeToken(token string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.serveToken = token
+}
+
+// storeStart records what a later process needs to take this run over.
+func (a *Agent) storeStart() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.handle.Addr = a.addr
+	a.handle.SealedServeToken = a.handle.sealSecret(a.provider.sealer, "serve token", a.serveToken)
+	return a.handle.write(a.home, false)
+}
+
+// secretFile is a descriptor that yields secret once; nothing of it is in a name or on a disk.
+func secretFile(secret string) (*os.File, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	// A pipe takes far more than a token without a reader.
+	_, err = w.WriteString(secret)
+	if cerr := w.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		_ = r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// openFiles are closed in this process once the monitor has them.
+type openFiles []*os.File
+
+func (o *openFiles) add(f *os.File, err error) (*os.File, error) {
+	if err == nil {
+		*o = append(*o, f)
+	}
+	return f, err
+}
+
+func (o *openFiles) close() {
+	for _, f := range *o {
+		_ = f.Close()
+	}
+	*o = nil
+}
+
+func (a *Agent) sandboxLevel() sandbox.Level {
+	if a.provider == nil {
+		return sandbox.Off
+	}
+	return a.provider.sandboxLevel(a.monitored)
+}
+
+// user is the user id the runtime has.
+func (a *Agent) user() int {
+	if a.uid >= 0 {
+		return a.uid
+	}
+	return os.Geteuid()
+}
+
+// args are the runtime's arguments; the caller holds mu.
+func (a *Agent) args() []string {
+	args := a.runtime.Source.Exec
+	if len(args) == 0 {
+		args = []string{"serve"}
+	}
+	return append(append([]string(nil), args...),
+		"--root", a.fs.Root(), "--model", a.runtime.Source.Model, "--addr", a.addr)
+}
+
+// env is the runtime's whole environment; the caller holds mu. Where a name is there twice the
+// definition's ENV comes last and wins.
+func (a *Agent) env() []string {
+	env := a.toolEnv()
+	if a.daemonURL != "" && a.agentToken != "" {
+		env = append(env, "OTTERSD_URL="+a.daemonURL, "OTTERS_AGENT_TOKEN="+a.agentToken)
+	}
+	if p := a.creds.ref.EnvPrefix(); p != "" {
+		if a.creds.apiKey != "" {
+			env = append(env, p+"_API_KEY="+a.creds.apiKey)
+		}
+		if a.creds.apiURL != "" {
+			env = append(env, p+"_API_BASE="+a.creds.apiURL)
+		}
+	}
+	for _, c := range a.runtime.Source.Configs {
+		if c.Value != nil {
+			env = append(env, "RUNTIME_"+strings.ToUpper(strings.ReplaceAll(c.Key, "-", "_"))+"="+*c.Value)
+		}
+	}
+	return append(env, a.declaredEnv()...)
+}
+
+// toolEnv is the part of the environment that has no key and no token in it.
+func (a *Agent) toolEnv() []string {
+	root := a.fs.Root()
+	home := filepath.Join(root, workspace.HomeDir)
+	return []string{
+		"PATH=" + filepath.Join(root, workspace.BinDir),
+		"HOME=" + home,
+		"XDG_CONFIG_HOME=" + filepath.Join(home, ".config"),
+		"XDG_CACHE_HOME=" + filepath.Join(home, ".cache"),
+		"XDG_DATA_HOME=" + filepath.Join(home, ".local", "share"),
+		"TMPDIR=" + filepath.Join(root, workspace.TmpDir),
+		"LANG=C.UTF-8",
+		"OTTERS_AGENT_ROOT=" + root,
+	}
+}
+
+func (a *Agent) declaredEnv() []string {
+	var env []string
+	for _, e := range a.runtime.Source.Envs {
+		env = append(env, e.Key+"="+e.Value)
+	}
+	return env
+}

@@ -1,0 +1,135 @@
+// Package system runs agents as processes of this machine: it implements executor.Provider with a
+// tree of files, a monitor and a runtime process per agent.
+//
+// A Provider works in one folder, which holds for each agent ID/root (the agent's tree),
+// ID/state (the monitor's, out of the agent's reach) and ID/handle.json (what is needed to find
+// the agent again), and .store, the programs of runtimes and tools, unpacked once per digest. Only
+// one Provider may use a folder at a time.
+//
+// Invariants: a tree is complete or not there; everything below an agent's root is reached through
+// a descriptor of that root; an agent's status is stopped only after an exit that was asked for.
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/go-git/go-billy/v5"
+	"google.golang.org/grpc"
+	"oras.land/oras-go/v2"
+
+	"github.com/otters-sh/otters/spec"
+	"github.com/otters-sh/otters/workspace"
+)
+
+// ErrModel indicates that the model of an agent could not be resolved: its provider is missing, or
+// the model is not allowed there. Such an agent fails with executor.FailureModel.
+var ErrModel = fmt.Errorf("model resolve error")
+
+// ErrPull indicates that an image of an agent could not be loaded: its own, its runtime's or a
+// tool's. Such an agent fails with executor.FailurePull.
+var ErrPull = fmt.Errorf("agent pull error")
+
+// Errors of ours, matched with errors.Is.
+var (
+	// ErrConfig indicates a setting that is missing or wrong. Such an agent fails with
+	// executor.FailureConfig before anything was started.
+	ErrConfig = errors.New("agent config error")
+	// ErrCrashed indicates that the runtime exited though nobody asked.
+	ErrCrashed = errors.New("runtime crashed")
+	// ErrRunning indicates that a Run or Start is in progress.
+	ErrRunning = errors.New("agent is running")
+	// ErrNotRunning indicates a call that needs a running runtime.
+	ErrNotRunning = errors.New("agent is not running")
+	// ErrRemoved indicates that the agent was removed.
+	ErrRemoved = errors.New("agent is removed")
+	// ErrDetached is what Run and Start return when Provider.Close let go of an agent that runs on.
+	ErrDetached = errors.New("agent runs on, detached")
+	// ErrExists indicates that the id is in use.
+	ErrExists = errors.New("agent exists")
+	// ErrNoAddress indicates that no loopback address could be reserved.
+	ErrNoAddress = errors.New("no loopback address")
+	// ErrHandle indicates a handle.json that can't be used.
+	ErrHandle = errors.New("unusable handle")
+)
+
+// RuntimeBin is where the runtime's program lies in an agent's tree. It is a variable only since
+// the separator is the host's.
+var RuntimeBin = filepath.FromSlash(workspace.RuntimeBin)
+
+// ListenerLabel is the label of a runtime image that says how its runtime gets its listener:
+// "inherit" takes a descriptor by systemd's socket-activation protocol, anything else is given
+// --addr.
+const ListenerLabel = "io.openotters.runtime.listener"
+
+// StoreFor returns the target that holds an agent's image. The Provider calls it once per Create
+// and once per agent that Load restores.
+type StoreFor func(ref spec.Reference) oras.ReadOnlyTarget
+
+// DigestResolver returns the digest of an image reference, or an empty string where it has none.
+// What it answers is recorded in agent.yaml's provenance and pins what is unpacked.
+type DigestResolver func(ref string) string
+
+// CreatedAtFunc returns when the manifest at repo:tag was first stored, in unix seconds, or 0.
+type CreatedAtFunc func(repo, tag string) int64
+
+// Dialer opens the gRPC connection to an agent's runtime. The agent closes it.
+type Dialer interface {
+	Dial(ctx context.Context, addr string) (*grpc.ClientConn, error)
+}
+
+// DialerFunc is a function that is a Dialer.
+type DialerFunc func(ctx context.Context, addr string) (*grpc.ClientConn, error)
+
+// Dial calls d(ctx, addr).
+func (d DialerFunc) Dial(ctx context.Context, addr string) (*grpc.ClientConn, error) {
+	return d(ctx, addr)
+}
+
+// LoopbackAllocator reserves the address an agent's runtime answers on, such as "127.0.0.1:51234".
+// The default one also has ReserveListener() (net.Listener, error), which keeps the address; with
+// any other the address is only free at the moment of the call, and the runtime is given --addr.
+type LoopbackAllocator interface {
+	Reserve() (string, error)
+}
+
+// Spawner makes the command that runs a program. With a Spawner of the caller's there is no
+// monitor, and the sandbox level is off.
+type Spawner interface {
+	Command(name string, args ...string) Cmd
+}
+
+// Cmd is one run of a program, as *os/exec.Cmd has it. Signal must return an error, not panic,
+// before Start and after Wait.
+type Cmd interface {
+	Start() error
+	Wait() error
+	Signal(sig os.Signal) error
+	// SetStdout and SetStderr take the program's output; they are called before Start.
+	SetStdout(w io.Writer)
+	SetStderr(w io.Writer)
+	// SetEnv is the whole environment; nothing is inherited.
+	SetEnv(env []string)
+	// SetDir is the working folder; empty keeps the parent's.
+	SetDir(dir string)
+}
+
+// onDisk tells whether what fs writes is found on the host below fs.Root(): it writes a file and
+// looks. Only such a tree can be the home of a process.
+func onDisk(fs billy.Filesystem) bool {
+	f, err := fs.TempFile("", ".probe-")
+	if err != nil {
+		return false
+	}
+	name := f.Name()
+	defer func() { _ = fs.Remove(name) }()
+	if err := f.Close(); err != nil {
+		return false
+	}
+	_, err = os.Lstat(filepath.Join(fs.Root(), filepath.Base(name)))
+	return err == nil
+}
