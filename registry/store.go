@@ -169,7 +169,8 @@ func (s *Store) release() error {
 	if s.folder != nil {
 		errs = append(errs, s.folder.close())
 	}
-	errs = append(errs, s.lock.Close())
+	// A child that was forked and has not executed its program yet has the descriptor too.
+	errs = append(errs, unix.Flock(int(s.lock.Fd()), unix.LOCK_UN), s.lock.Close())
 	return errors.Join(errs...)
 }
 

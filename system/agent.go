@@ -90,6 +90,8 @@ type activeRun struct {
 	cancel context.CancelFunc
 	// letGo is closed to leave the runtime running and return.
 	letGo chan struct{}
+	// launched is closed when proc is set.
+	launched chan struct{}
 	// done is closed when the run has ended and its status is set.
 	done chan struct{}
 	// proc is the runtime's process once it was started; guarded by the agent's mu.
@@ -220,7 +222,7 @@ func (a *Agent) begin(ctx context.Context) (*activeRun, context.Context, error) 
 		return nil, nil, errors.New("provider is closed")
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	r := &activeRun{cancel: cancel, letGo: make(chan struct{}), done: make(chan struct{})}
+	r := &activeRun{cancel: cancel, letGo: make(chan struct{}), launched: make(chan struct{}), done: make(chan struct{})}
 	a.run = r
 	return r, ctx, nil
 }
@@ -228,10 +230,14 @@ func (a *Agent) begin(ctx context.Context) (*activeRun, context.Context, error) 
 // end lets the next run begin.
 func (a *Agent) end(r *activeRun) {
 	r.cancel()
-	a.closeConn()
+	// Both under one lock, so that no call keeps a connection to a run that is over.
 	a.mu.Lock()
-	a.run = nil
+	conn := a.conn
+	a.conn, a.run = nil, nil
 	a.mu.Unlock()
+	if conn != nil {
+		_ = conn.Close()
+	}
 	close(r.done)
 }
 

@@ -72,6 +72,7 @@ func (a *Agent) Attach(ctx context.Context) (bool, error) {
 	a.mu.Lock()
 	r.proc, r.started = proc, proc.StartedAt()
 	a.mu.Unlock()
+	close(r.launched)
 	a.tracker.Set(executor.StatusStarting)
 	go func() {
 		defer a.end(r)

@@ -61,6 +61,9 @@ func (a *Agent) client(ctx context.Context) (agentv1.AgentRuntimeClient, context
 		if conn = a.keepConn(fresh); conn != fresh {
 			_ = fresh.Close()
 		}
+		if conn == nil {
+			return nil, nil, fmt.Errorf("%w; start it", ErrNotRunning)
+		}
 	}
 	if token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, serveTokenKey, token)
@@ -68,11 +71,12 @@ func (a *Agent) client(ctx context.Context) (agentv1.AgentRuntimeClient, context
 	return agentv1.NewAgentRuntimeClient(conn), ctx, nil
 }
 
-// keepConn keeps the first connection of those that concurrent callers dialled.
+// keepConn keeps the first connection of those that concurrent callers dialled, and none for a run
+// that has ended meanwhile.
 func (a *Agent) keepConn(conn *grpc.ClientConn) *grpc.ClientConn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.conn == nil {
+	if a.conn == nil && !(a.monitored && a.run == nil) {
 		a.conn = conn
 	}
 	return a.conn
@@ -113,7 +117,26 @@ func (a *Agent) Probe(ctx context.Context) error {
 	if !res.GetReady() {
 		return fmt.Errorf("probe agent %s: the runtime says that it is not ready", a.id)
 	}
-	return nil
+	return a.awaitLaunched(ctx)
+}
+
+// awaitLaunched waits until the process that answered is known here too: the runtime may be faster
+// than the monitor's report of its start.
+func (a *Agent) awaitLaunched(ctx context.Context) error {
+	a.mu.Lock()
+	r := a.run
+	a.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	select {
+	case <-r.launched:
+		return nil
+	case <-r.done:
+		return fmt.Errorf("probe agent %s: %w", a.id, ErrNotRunning)
+	case <-ctx.Done():
+		return fmt.Errorf("probe agent %s: %w", a.id, ctx.Err())
+	}
 }
 
 // ChecksCallers tells whether the running runtime refuses a caller without the serve token, by

@@ -9,11 +9,6 @@ import (
 // loopback allocates ports of 127.0.0.1 by binding them.
 type loopback struct{}
 
-// listenerReserver is an allocator that keeps the address it answers.
-type listenerReserver interface {
-	ReserveListener() (net.Listener, error)
-}
-
 // Reserve picks a free loopback address, such as "127.0.0.1:51234". It is only free at the moment
 // of the call; ReserveListener keeps it. Errors wrap ErrNoAddress.
 func (l loopback) Reserve() (string, error) {

@@ -99,6 +99,7 @@ func (a *Agent) bringUp(ctx context.Context, r *activeRun) error {
 	a.mu.Lock()
 	r.proc, r.started = proc, time.Now()
 	a.mu.Unlock()
+	close(r.launched)
 	return nil
 }
 

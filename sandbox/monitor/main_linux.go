@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strconv"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -84,8 +85,29 @@ func closeInherited() error {
 	return nil
 }
 
+// defaultSignals undoes what the launcher's own parents ignored, which a program would inherit.
+func defaultSignals() {
+	// struct sigaction of the kernel for 64-bit systems; the zero value is SIG_DFL.
+	type sigaction struct {
+		handler, flags, restorer uintptr
+		mask                     uint64
+	}
+	const ignore, last = 1, 64
+	set := func(n int, act, old *sigaction) bool {
+		_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), uintptr(unsafe.Pointer(act)), uintptr(unsafe.Pointer(old)), unsafe.Sizeof(act.mask), 0, 0)
+		return errno == 0
+	}
+	for n := 1; n <= last; n++ {
+		var old, none sigaction
+		if set(n, nil, &old) && old.handler == ignore {
+			set(n, &none, nil)
+		}
+	}
+}
+
 // signals routes signals to channels. A handler, unlike SIG_IGN, is reset in the program.
 func (m *monitor) signals() {
+	defaultSignals()
 	m.child = make(chan os.Signal, 1)
 	signal.Notify(m.child, syscall.SIGCHLD)
 	m.term = make(chan os.Signal, 1)

@@ -1,0 +1,69 @@
+# Everything that is done with this repository, on a machine with Go, make, git and, for the race
+# detector alone, a C compiler. `make help` lists the targets.
+
+PROGRAMS := otters ottersd otters-runtime otters-tools otters-sandbox
+
+# Whatever links gRPC is built without its tracing, which costs memory and start-up time.
+TAGS := -tags grpcnotrace
+
+# A program that was built without this reads its version from the module's.
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+RELEASE := -trimpath $(TAGS) -ldflags "-s -w -X main.version=$(VERSION)"
+
+# The demo's agent is a package below testdata, which ./... passes over.
+PACKAGES := ./... ./testdata/agents
+STATICCHECK := go tool -modfile=internal/tools/go.mod staticcheck
+
+# Inputs per fuzz target: of soak-short, and of soak.
+FUZZ_SHORT := 10000
+FUZZ_LONG := 2000000
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint generate generate-check bench soak-short soak fuzz clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+build: ## build the programs into bin/, as for a release
+	CGO_ENABLED=0 go build $(RELEASE) -o bin/ $(PROGRAMS:%=./cmd/%)
+
+demo: build ## build, then run an agent end to end
+	bin/otters demo
+
+test: ## run all tests with the race detector
+	GORACE=atexit_sleep_ms=0 go test -race $(TAGS) $(PACKAGES)
+	cd internal/tools && go vet ./...
+
+lint: ## check formatting, go vet and staticcheck
+	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted, run gofmt -w on:"; echo "$$unformatted"; exit 1; }
+	go vet $(TAGS) $(PACKAGES)
+	$(STATICCHECK) $(TAGS) $(PACKAGES)
+
+generate: ## generate the Go code of proto/
+	cd internal/tools && go run ./protogen -root ../../proto
+
+generate-check: ## fail when the generated code differs from what the sources give
+	@new=$$(mktemp -d) && trap 'rm -rf "$$new"' EXIT && \
+	cp -R proto/. "$$new" && find "$$new" -name '*.go' -delete && \
+	(cd internal/tools && go run ./protogen -root "$$new") && \
+	diff -r -x '*_test.go' proto "$$new" || { echo "generated code is stale: run make generate"; exit 1; }
+
+bench: ## run the benchmarks and print their aims
+	go run $(TAGS) ./internal/bench all
+
+soak-short: ## run every fuzz target for a moment
+	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_SHORT)
+
+soak: ## run every fuzz target for long
+	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_LONG)
+
+# One at a time, as go test has it. A number of inputs, not of seconds: the same work on any machine.
+fuzz:
+	@grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's#^\./(.*)/[^/]*:func (.*)#\1 \2#' | sort | \
+	while read -r dir name; do \
+		echo "fuzz $$dir $$name"; \
+		go test $(TAGS) -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZ_RUNS)x "./$$dir" </dev/null || exit 1; \
+	done
+
+clean: ## remove what was built
+	rm -rf bin

@@ -1,0 +1,123 @@
+// Command otters-tools is the tools that agents get when nobody brings others: one program that
+// acts as the tool it is called by. A link named cat to it is cat.
+//
+//	otters-tools NAME [ARGUMENT…]   run a tool
+//	otters-tools list [--json]      name and description of every tool
+//	otters-tools usage NAME         how to use a tool, written for a model
+//
+// Every tool streams, holds a bounded amount in memory, needs no network and no environment, and
+// refuses an option that it does not know with exit code 2.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// program is the name under which the arguments, not the name, choose the tool.
+const program = "otters-tools"
+
+// Exit codes that every tool shares.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+)
+
+func main() {
+	os.Exit(run(os.Args, os.Stdin, os.Stdout, os.Stderr))
+}
+
+// run acts as the tool that args[0] names, or, called by its own name, the one that args[1] names.
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	if len(args) == 0 {
+		fmt.Fprintf(stderr, "%s: called without a name\n", program)
+		return exitUsage
+	}
+	name, rest := filepath.Base(args[0]), args[1:]
+	if t, ok := find(name); ok {
+		return newCall(t, stdin, stdout, stderr).run(rest)
+	}
+	if len(rest) == 0 {
+		fmt.Fprintf(stderr, "usage: %s NAME [ARGUMENT…] | list [--json] | usage NAME\n", program)
+		return exitUsage
+	}
+	switch rest[0] {
+	case "list":
+		return list(rest[1:], stdout, stderr)
+	case "usage":
+		return usage(rest[1:], stdout, stderr)
+	}
+	t, ok := find(rest[0])
+	if !ok {
+		return unknown(rest[0], stderr)
+	}
+	return newCall(t, stdin, stdout, stderr).run(rest[1:])
+}
+
+func unknown(name string, stderr io.Writer) int {
+	fmt.Fprintf(stderr, "%s: %s: no such tool; `%s list` shows them\n", program, name, program)
+	return exitUsage
+}
+
+// list prints one line per tool, or with --json an array of {"name", "description"}.
+func list(args []string, stdout, stderr io.Writer) int {
+	asJSON := len(args) == 1 && args[0] == "--json"
+	if len(args) > 0 && !asJSON {
+		fmt.Fprintf(stderr, "usage: %s list [--json]\n", program)
+		return exitUsage
+	}
+	out := bufio.NewWriter(stdout)
+	if asJSON {
+		type entry struct {
+			Name        string `json:"name"`
+			Description string `json:"description"`
+		}
+		var entries []entry
+		for _, t := range tools() {
+			entries = append(entries, entry{t.name, t.description})
+		}
+		enc := json.NewEncoder(out)
+		enc.SetIndent("", "  ")
+		if err := enc.Encode(entries); err != nil {
+			return outputFailed(err, stderr)
+		}
+	} else {
+		for _, t := range tools() {
+			fmt.Fprintf(out, "%-6s %s\n", t.name, t.description)
+		}
+	}
+	if err := out.Flush(); err != nil {
+		return outputFailed(err, stderr)
+	}
+	return exitOK
+}
+
+func usage(args []string, stdout, stderr io.Writer) int {
+	if len(args) != 1 {
+		fmt.Fprintf(stderr, "usage: %s usage NAME\n", program)
+		return exitUsage
+	}
+	t, ok := find(args[0])
+	if !ok {
+		return unknown(args[0], stderr)
+	}
+	text, err := usages.ReadFile("usage/" + t.name + ".md")
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %s: %v\n", program, t.name, err)
+		return exitError
+	}
+	if _, err := stdout.Write(text); err != nil {
+		return outputFailed(err, stderr)
+	}
+	return exitOK
+}
+
+func outputFailed(err error, stderr io.Writer) int {
+	fmt.Fprintf(stderr, "%s: standard output: %s\n", program, cause(err))
+	return exitError
+}

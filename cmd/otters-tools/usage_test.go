@@ -1,0 +1,142 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func TestListAndUsageTellOfEveryTool(t *testing.T) {
+	t.Parallel()
+	var listed []struct{ Name, Description string }
+	got := start(t, "", "", built, "otters-tools", "list", "--json")
+	if err := json.Unmarshal([]byte(got.stdout), &listed); err != nil {
+		t.Fatal(err)
+	}
+	all := tools()
+	if len(listed) != len(all) || !slices.IsSortedFunc(all, func(a, b tool) int { return strings.Compare(a.name, b.name) }) {
+		t.Fatalf("listed %v", listed)
+	}
+	plain := start(t, "", "", built, "otters-tools", "list").stdout
+	for i, tool := range all {
+		if listed[i].Name != tool.name || listed[i].Description != tool.description || tool.description == "" {
+			t.Errorf("%v is not %s", listed[i], tool.name)
+		}
+		if !strings.Contains(plain, tool.description) {
+			t.Errorf("%s is not in the plain list", tool.name)
+		}
+		text := start(t, "", "", built, "otters-tools", "usage", tool.name)
+		if text.code != 0 || !strings.HasPrefix(text.stdout, "# "+tool.name+"\n") {
+			t.Errorf("usage of %s: %+v", tool.name, text)
+		}
+		checkUsage(t, tool, text.stdout)
+	}
+}
+
+// checkUsage holds a usage text against the options that the tool really takes.
+func checkUsage(t *testing.T, tool tool, text string) {
+	t.Helper()
+	flags := pflag.NewFlagSet(tool.name, pflag.ContinueOnError)
+	tool.options(newCall(tool, nil, nil, nil), flags)
+	known := map[string]bool{}
+	flags.VisitAll(func(f *pflag.Flag) {
+		known["--"+f.Name] = true
+		if f.Shorthand != "" {
+			known["-"+f.Shorthand] = true
+		}
+	})
+	if tool.raw {
+		for _, test := range []string{"-name", "-iname", "-type", "-mindepth", "-maxdepth"} {
+			known[test] = true
+		}
+	}
+	inList := map[string]bool{}
+	option := regexp.MustCompile("`(-[-a-zA-Z0-9]+)")
+	for line := range strings.Lines(text) {
+		// What an option does follows the first colon.
+		names, _, ok := strings.Cut(line, ":")
+		if !ok || !strings.HasPrefix(line, "- `-") {
+			continue
+		}
+		for _, m := range option.FindAllStringSubmatch(names, -1) {
+			inList[m[1]] = true
+		}
+	}
+	for name := range known {
+		if !inList[name] {
+			t.Errorf("%s: the usage says nothing of %s", tool.name, name)
+		}
+	}
+	for name := range inList {
+		if !known[name] {
+			t.Errorf("%s: the usage tells of %s, which the tool does not take", tool.name, name)
+		}
+	}
+}
+
+// Every example of a usage text is a call that the tool takes.
+func TestTheExamplesOfEveryUsageRun(t *testing.T) {
+	t.Parallel()
+	for _, tool := range tools() {
+		text, err := usages.ReadFile("usage/" + tool.name + ".md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, examples, ok := strings.Cut(string(text), "Examples:\n\n")
+		if !ok {
+			t.Errorf("%s: no examples", tool.name)
+			continue
+		}
+		for line := range strings.Lines(examples) {
+			line, ok := strings.CutPrefix(line, "    ")
+			if !ok {
+				break
+			}
+			argv := words(strings.TrimSpace(line))
+			got := start(t, newAgent(t), "", built, argv...)
+			if got.code != 0 || got.stdout == "" || got.stderr != "" {
+				t.Errorf("%q: %+v", argv, got)
+			}
+		}
+	}
+}
+
+// words splits at blanks outside double quotes.
+func words(line string) []string {
+	var out []string
+	for i, part := range strings.Split(line, `"`) {
+		if i%2 == 1 {
+			out = append(out, part)
+		} else {
+			out = append(out, strings.Fields(part)...)
+		}
+	}
+	return out
+}
+
+// newAgent lays out what the examples speak of and returns the working folder in it.
+func newAgent(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"etc/data/rivers.json":   `{"rivers":[{"name":"Severn","length_km":354}]}`,
+		"etc/data/sightings.csv": "id,river,count\n1,River Severn,4\n",
+		"workspace/notes.txt":    "TODO: count the otter\n", "workspace/names.txt": "b\na\n", "workspace/words.txt": "b\nb\n",
+		"workspace/part1.txt": "1\n", "workspace/part2.txt": "2\n",
+	} {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return filepath.Join(root, "workspace")
+}

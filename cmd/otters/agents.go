@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/otters-sh/otters/client"
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+)
+
+func (a *app) runCommand() *cobra.Command {
+	var req daemonv1.CreateAgentRequest
+	var envs []string
+	var detach bool
+	cmd := &cobra.Command{
+		Use:   "run [flags] IMAGE",
+		Short: "Create an agent from an image, start it and wait until it is ready",
+		Long: `Create an agent from an image, start it and wait until it is ready.
+
+Prints the agent's name, id and status on one line. An agent that does not get ready stays, as
+"failed", so that inspect and logs can tell why.`,
+		Args: exactly(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req.Image = args[0]
+			values, err := keyValues("-e", envs)
+			if err != nil {
+				return err
+			}
+			for _, kv := range values {
+				req.Envs = append(req.Envs, &daemonv1.EnvVar{Key: kv[0], Value: kv[1]})
+			}
+			if req.RuntimePath != "" {
+				if req.RuntimePath, err = absolute(req.RuntimePath); err != nil {
+					return err
+				}
+			}
+			return a.with(cmd.Context(), func(c *client.Client) error {
+				agent, err := c.Create(cmd.Context(), &req)
+				if err != nil {
+					return err
+				}
+				if detach {
+					return a.printAgent(agent)
+				}
+				return a.waitReady(cmd.Context(), c, "run", agent)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&req.Name, "name", "", "`name` of the agent (default: one is chosen)")
+	cmd.Flags().StringVar(&req.Model, "model", "", "`provider/name` of a model, in place of the image's")
+	cmd.Flags().StringVar(&req.RuntimePath, "runtime", "", "`path` of a local runtime program, in place of the image's")
+	cmd.Flags().StringArrayVarP(&envs, "env", "e", nil, "variable `K=V` for the agent; K alone takes the value from the environment; may be given several times")
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait until the agent is ready")
+	return cmd
+}
+
+func (a *app) printAgent(agent *daemonv1.AgentSummary) error {
+	_, err := fmt.Fprintf(a.out, "%s %s %s\n", neutral(agent.GetName(), false), neutral(agent.GetId(), false), neutral(agent.GetStatus(), false))
+	return err
+}
+
+// waitReady waits for an agent that starts and tells how it went.
+func (a *app) waitReady(ctx context.Context, c *client.Client, verb string, agent *daemonv1.AgentSummary) error {
+	state, err := c.WaitReady(ctx, agent.GetId())
+	if err != nil {
+		if ctx.Err() != nil {
+			fmt.Fprintf(a.err, "%s goes on starting; stop it with `otters stop %s`\n", oneLine(agent.GetName()), oneLine(agent.GetName()))
+		}
+		return err
+	}
+	switch state.GetStatus() {
+	case "ready", "working":
+		return a.printAgent(state)
+	case "failed":
+		return notReady(ctx, c, verb, state, failedHint(state))
+	}
+	return fmt.Errorf("%s %s: the agent is %s before it was ready; somebody else asked for it", verb, agent.GetName(), state.GetStatus())
+}
+
+// failedHint says what to do about a failed agent. Before the runtime ran it has no log.
+func failedHint(state *daemonv1.AgentSummary) string {
+	again := fmt.Sprintf("then `otters start %s` again, or `otters rm %s`", state.GetName(), state.GetName())
+	switch state.GetReason() {
+	case "crashed", "config", "readiness_timeout":
+		return fmt.Sprintf("see `otters logs %s`, %s", state.GetName(), again)
+	}
+	return again
+}
+
+// notReady makes the error of a failed agent, with the last lines its runtime wrote.
+func notReady(ctx context.Context, c *client.Client, what string, state *daemonv1.AgentSummary, hint string) error {
+	why := "failed"
+	if state.GetReason() != "" {
+		why += " (" + state.GetReason() + ")"
+	}
+	if state.GetMessage() != "" {
+		why += ": " + state.GetMessage()
+	}
+	if hint != "" {
+		why += "; " + hint
+	}
+	failed := explained{error: fmt.Errorf("%s %s: %s", what, state.GetName(), why)}
+	if full, err := c.Agent(ctx, state.GetId()); err == nil {
+		failed.lines = full.GetLastExit().GetStderr()
+	}
+	return failed
+}
+
+func (a *app) startCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "start AGENT",
+		Short:             "Start a stopped or failed agent and wait until it is ready",
+		Args:              exactly(1),
+		ValidArgsFunction: a.completeAgents,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.with(cmd.Context(), func(c *client.Client) error {
+				agent, err := c.Start(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				return a.waitReady(cmd.Context(), c, "start", agent)
+			})
+		},
+	}
+}
+
+func (a *app) stopCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "stop AGENT...",
+		Short:             "Stop agents; returns when they have stopped",
+		Args:              atLeast(1),
+		ValidArgsFunction: a.completeAgents,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.each(cmd.Context(), args, func(c *client.Client, name string) (string, error) {
+				s, err := c.Stop(cmd.Context(), name)
+				return s.GetName(), err
+			})
+		},
+	}
+}
+
+func (a *app) rmCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:               "rm [-f] AGENT...",
+		Short:             "Remove stopped or failed agents with their workspaces",
+		Args:              atLeast(1),
+		ValidArgsFunction: a.completeAgents,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.each(cmd.Context(), args, func(c *client.Client, name string) (string, error) {
+				r, err := c.Remove(cmd.Context(), name, force)
+				return r.GetName(), err
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "stop a running agent first")
+	return cmd
+}
+
+// each does f for every agent, printing the name of each that it was done for, and goes on past
+// errors, each of which gets its line.
+func (a *app) each(ctx context.Context, agents []string, f func(*client.Client, string) (string, error)) error {
+	return a.with(ctx, func(c *client.Client) error {
+		var last error
+		for _, agent := range agents {
+			name, err := f(c, agent)
+			if err == nil {
+				if _, err = fmt.Fprintln(a.out, neutral(name, false)); err != nil {
+					return err
+				}
+				continue
+			}
+			if last != nil {
+				a.report(ctx, last)
+			}
+			last = err
+			if ctx.Err() != nil || errors.Is(err, client.ErrNoDaemon) {
+				break
+			}
+		}
+		return last
+	})
+}
+
+func (a *app) psCommand() *cobra.Command {
+	var f format
+	cmd := &cobra.Command{
+		Use:   "ps",
+		Short: "List agents, running or not, oldest first",
+		Long:  "List agents, running or not, oldest first." + jsonHelp("a list of objects", summaryJSON{}),
+		Args:  exactly(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.with(cmd.Context(), func(c *client.Client) error {
+				agents, err := c.Agents(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if f == formatJSON {
+					out := []summaryJSON{}
+					for _, s := range agents {
+						out = append(out, newSummaryJSON(s))
+					}
+					return printJSON(a.out, out)
+				}
+				return printTable(a.out, []string{"NAME", "ID", "IMAGE", "MODEL", "STATUS", "AGE"}, agentRows(agents, time.Now()))
+			})
+		},
+	}
+	addFormat(cmd, &f)
+	return cmd
+}
+
+func agentRows(agents []*daemonv1.AgentSummary, now time.Time) [][]string {
+	var rows [][]string
+	for _, s := range agents {
+		status := s.GetStatus()
+		if s.GetReason() != "" {
+			status += " (" + s.GetReason() + ")"
+		}
+		// Twelve digits of the id tell agents apart and are enough to name one.
+		id := s.GetId()
+		if len(id) > 13 {
+			id = id[:13]
+		}
+		rows = append(rows, []string{s.GetName(), id, s.GetImage(), s.GetModel(), status, age(time.UnixMilli(s.GetCreatedAtMs()), now)})
+	}
+	return rows
+}
+
+// completeAgents offers the names of agents to a shell.
+func (a *app) completeAgents(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 && !strings.HasSuffix(strings.Fields(cmd.Use)[len(strings.Fields(cmd.Use))-1], "...") {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
+	defer cancel()
+	var names []string
+	// A shell has no place for an error: without a daemon nothing is offered.
+	_ = a.with(ctx, func(c *client.Client) error {
+		agents, err := c.Agents(ctx)
+		for _, s := range agents {
+			names = append(names, s.GetName())
+		}
+		return err
+	})
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

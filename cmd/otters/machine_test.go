@@ -1,0 +1,184 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// built is where the real programs are, built once with the flags of a release.
+var built struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built.dir != "" {
+		if err := os.RemoveAll(built.dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func programs(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("builds and runs the real programs")
+	}
+	built.once.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "otb"); built.err != nil {
+			return
+		}
+		if built.err = os.Chmod(built.dir, 0o711); built.err != nil {
+			return
+		}
+		build := exec.Command("go", "build", "-tags", "grpcnotrace", "-trimpath", "-o", built.dir+"/",
+			"../otters", "../ottersd", "../otters-runtime", "../otters-sandbox", "../otters-tools")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("%w: %s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return built.dir
+}
+
+// machine is a fresh home with the real programs.
+type machine struct {
+	t    *testing.T
+	bin  string
+	dir  string
+	home string
+}
+
+// newMachine ends everything of its folder at the end of the test, and fails where the test left
+// something running.
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{t: t, bin: programs(t), dir: tempDir(t)}
+	m.home = filepath.Join(m.dir, "home")
+	t.Cleanup(func() {
+		if t.Failed() {
+			if log, err := os.ReadFile(filepath.Join(m.home, "logs", "ottersd.log")); err == nil {
+				t.Logf("ottersd.log:\n%s", log)
+			}
+		}
+		m.otters("daemon", "stop", "--stop-agents")
+		m.nothingRuns()
+	})
+	return m
+}
+
+func (m *machine) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(m.bin, "otters"), args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + m.dir, "OTTERS_HOME=" + m.home, "TMPDIR=" + m.dir}
+	cmd.Dir = m.dir
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+func (m *machine) otters(args ...string) outcome { return m.ottersIn("", args...) }
+
+func (m *machine) ottersIn(in string, args ...string) outcome {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := m.command(ctx, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in), &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		m.t.Errorf("otters %q: %v", args, err)
+	}
+	return outcome{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+}
+
+// must runs a command that has to succeed.
+func (m *machine) must(args ...string) outcome {
+	m.t.Helper()
+	got := m.otters(args...)
+	if got.code != 0 {
+		m.t.Fatalf("otters %q: %+v", args, got)
+	}
+	return got
+}
+
+// survivors finds processes by what the kernel shows of them: started for the folder, or in it.
+func (m *machine) survivors() []string {
+	m.t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var out []string
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		for _, sign := range []string{"cmdline", "environ", "maps"} {
+			text, err := os.ReadFile(filepath.Join("/proc", e.Name(), sign))
+			if err == nil && bytes.Contains(text, []byte(m.dir+"/")) {
+				comm, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "comm"))
+				out = append(out, e.Name()+" "+strings.TrimSpace(string(comm)))
+				break
+			}
+		}
+	}
+	return out
+}
+
+func (m *machine) nothingRuns() {
+	m.t.Helper()
+	left := m.survivors()
+	if len(left) == 0 {
+		return
+	}
+	m.t.Errorf("processes are left: %v", left)
+	for _, s := range left {
+		pid, err := strconv.Atoi(strings.Fields(s)[0])
+		if err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+// nothingLeft checks for processes and for files in the machine's folder.
+func (m *machine) nothingLeft() {
+	m.t.Helper()
+	m.nothingRuns()
+	entries, err := os.ReadDir(m.dir)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, e := range entries {
+		m.t.Errorf("left behind: %s", e.Name())
+	}
+}
+
+// guide is the folder of the demo agent.
+func guide(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../../testdata/agents/guide")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+)
+
+// Invariant: what a command says is on standard output, in a form that does not change; everything
+// else is on standard error, and no text of an agent can act on the terminal. Worst inputs: escape
+// sequences in names, answers and logs; a list with nothing in it; a turn that ends early.
+
+func someAgent() *daemonv1.Agent {
+	return &daemonv1.Agent{
+		Summary: &daemonv1.AgentSummary{
+			Id: "01996f2c-1d2e-7abc-8def-0123456789ab", Name: "guide", Image: "guide:1", Digest: "sha256:1111", Model: "offline/otter",
+			Status: "failed", Reason: "crashed", Message: "the runtime ended with code 1",
+			CreatedAtMs: 1_700_000_000_123, StartedAtMs: 1_700_000_001_000,
+		},
+		Root: "/o/agents/1/root", Address: "127.0.0.1:4000", Pid: 12, MonitorPid: 11, Uid: 231000,
+		Confinement: &daemonv1.Confinement{Level: "off", OwnUser: true, Enforced: []string{"It has a user of its own."}, Open: []string{"The network.", "Files of others that all may read."}},
+		RuntimeRef:  "otters/runtime", RuntimeDigest: "sha256:2222",
+		Tools:   []*daemonv1.Tool{{Name: "jq", Description: "reads JSON", Ref: "otters/tools/jq", Digest: "sha256:3333"}},
+		Envs:    []string{"LANG"},
+		Configs: map[string]string{"max-tokens": "5", "a": "b"},
+		LastExit: &daemonv1.LastExit{Code: 1, AtMs: 1_700_000_002_000,
+			Stderr: []string{"reading", "boom \x1b[31m"}},
+		ServeTokenChecked: true, LogFile: "/o/agents/1/log",
+	}
+}
+
+func check(t *testing.T, got outcome, want outcome) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("want -, got +\n%s", diff)
+	}
+}
+
+func TestPs(t *testing.T) {
+	t.Parallel()
+	evil := someAgent()
+	evil.Summary = &daemonv1.AgentSummary{Id: "short", Name: "e\x1b]0;owned\a\nx\ty\u202e", Status: "ready", CreatedAtMs: time.Now().Add(-3 * time.Hour).UnixMilli()}
+	first := someAgent()
+	first.Summary.CreatedAtMs = time.Now().Add(-50 * time.Hour).UnixMilli()
+	socket := serve(t, &fake{agents: []*daemonv1.Agent{first, evil}})
+	check(t, otters(t.Context(), socket, "", "ps"), outcome{out: `NAME                      ID              IMAGE     MODEL           STATUS             AGE
+guide                     01996f2c-1d2e   guide:1   offline/otter   failed (crashed)   2d
+e␛]0;owned␇␊x␉y<U+202E>   short                                     ready              3h
+`})
+	empty := serve(t, &fake{})
+	check(t, otters(t.Context(), empty, "", "ps"), outcome{out: "NAME   ID   IMAGE   MODEL   STATUS   AGE\n"})
+	check(t, otters(t.Context(), empty, "", "ps", "--format", "json"), outcome{out: "[]\n"})
+	check(t, otters(t.Context(), empty, "", "images", "--format", "json"), outcome{out: "[]\n"})
+}
+
+func TestInspectTable(t *testing.T) {
+	t.Parallel()
+	socket := serve(t, &fake{agents: []*daemonv1.Agent{someAgent()}})
+	check(t, otters(t.Context(), socket, "", "inspect", "guide"), outcome{out: `name         guide
+id           01996f2c-1d2e-7abc-8def-0123456789ab
+status       failed (crashed)
+message      the runtime ended with code 1
+image        guide:1
+digest       sha256:1111
+model        offline/otter
+runtime      otters/runtime  sha256:2222
+created      2023-11-14T22:13:20.123Z
+started      2023-11-14T22:13:21.000Z
+tree         /o/agents/1/root
+log          /o/agents/1/log
+address      127.0.0.1:4000
+process      12, monitor 11
+user id      231000
+confinement  off: confinement by the kernel is not built yet, do not run what you do not trust
+  enforced   It has a user of its own.
+  open       The network.
+             Files of others that all may read.
+tools        jq  reads JSON
+variables    LANG
+config       a=b
+             max-tokens=5
+last exit    code 1  2023-11-14T22:13:22.000Z
+last lines   reading
+             boom ␛[31m
+`})
+}
+
+func TestInspectSaysThatARuntimeIsOpenToOthers(t *testing.T) {
+	t.Parallel()
+	a := someAgent()
+	a.ServeTokenChecked = false
+	got := otters(t.Context(), serve(t, &fake{agents: []*daemonv1.Agent{a}}), "", "inspect", "guide")
+	if !strings.Contains(got.out, "127.0.0.1:4000  open to other local users") {
+		t.Error(got.out)
+	}
+}
+
+// TestJSONIsStable holds the documented fields: one that is missing or renamed here breaks users.
+func TestJSONIsStable(t *testing.T) {
+	t.Parallel()
+	socket := serve(t, &fake{agents: []*daemonv1.Agent{someAgent()}, images: []*daemonv1.Image{{
+		Reference: "guide:1", Digest: "sha256:1111", MediaType: "m", Kind: "agent", Size: 9, CreatedAt: 1_700_000_000, Description: "<d>"}}})
+	cases := map[string]string{
+		"images": `[{"created_at":"2023-11-14T22:13:20.000Z","description":"<d>","digest":"sha256:1111","kind":"agent","media_type":"m","reference":"guide:1","size":9}]`,
+		"ps": `[{"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1","message":"the runtime ended with code 1",` +
+			`"model":"offline/otter","name":"guide","reason":"crashed","started_at":"2023-11-14T22:13:21.000Z","status":"failed"}]`,
+		"inspect guide": `{"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
+			`"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","envs":["LANG"],"id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1",` +
+			`"last_exit":{"at":"2023-11-14T22:13:22.000Z","code":1,"signal":"","stderr":["reading","boom \u001b[31m"]},"log_file":"/o/agents/1/log","message":"the runtime ended with code 1","model":"offline/otter","monitor_pid":11,"name":"guide","pid":12,` +
+			`"reason":"crashed","root":"/o/agents/1/root","runtime_digest":"sha256:2222","runtime_ref":"otters/runtime","serve_token_checked":true,"started_at":"2023-11-14T22:13:21.000Z","status":"failed",` +
+			`"tools":[{"description":"reads JSON","digest":"sha256:3333","name":"jq","ref":"otters/tools/jq"}],"uid":231000}`,
+		"info": `{"agents":2,"agents_running":1,"confinement":{"enforced":[],"level":"off","open":["The network is open."],"own_user":false},"home":"/home/o","pid":4711,"platform":"linux/amd64",` +
+			`"providers":["offline","other"],"registry":"127.0.0.1:5527","schema_version":3,"socket":"/run/o.sock","started_at":"2023-11-14T22:13:20.123Z","version":"v9.8.7"}`,
+	}
+	for command, want := range cases {
+		got := otters(t.Context(), socket, "", append(strings.Fields(command), "--format", "json")...)
+		var a, b any
+		if err := json.Unmarshal([]byte(got.out), &a); err != nil || got.code != 0 {
+			t.Errorf("%s: %+v: %v", command, got, err)
+			continue
+		}
+		if err := json.Unmarshal([]byte(want), &b); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(b, a); diff != "" {
+			t.Errorf("%s: want -, got +\n%s", command, diff)
+		}
+	}
+}
+
+func TestImagesAndInfo(t *testing.T) {
+	t.Parallel()
+	socket := serve(t, &fake{images: []*daemonv1.Image{
+		{Reference: "guide:1", Digest: "sha256:" + strings.Repeat("ab", 32), Kind: "agent", Size: 1 << 20, CreatedAt: time.Now().Add(-90 * time.Minute).Unix()},
+		{Reference: "otters/tools/jq:latest", Digest: "sha256:cd", Kind: "bin", Size: 17},
+	}})
+	check(t, otters(t.Context(), socket, "", "images"), outcome{out: `IMAGE                    KIND    DIGEST                SIZE      AGE
+guide:1                  agent   sha256:abababababab   1.0 MiB   1h
+otters/tools/jq:latest   bin     sha256:cd             17 B      ` + "\n"})
+	check(t, otters(t.Context(), socket, "", "info"), outcome{out: `version      v9.8.7
+platform     linux/amd64
+process      4711
+started      2023-11-14T22:13:20.123Z
+home         /home/o
+socket       /run/o.sock
+registry     127.0.0.1:5527
+database     schema version 3
+agents       2, 1 of them running
+providers    offline
+             other
+confinement  off: confinement by the kernel is not built yet, do not run what you do not trust
+  open       The network is open.
+`})
+}
+
+func TestVersionWithAndWithoutDaemon(t *testing.T) {
+	t.Parallel()
+	with := otters(t.Context(), serve(t, &fake{}), "", "version")
+	if with.code != 0 || !regexp.MustCompile(`^client  \S+ linux/\S+ go1\S+\ndaemon  v9\.8\.7 linux/amd64\n$`).MatchString(with.out) {
+		t.Errorf("%+v", with)
+	}
+	without := otters(t.Context(), filepath.Join(t.TempDir(), "none"), "", "version")
+	if without.code != 0 || !strings.HasSuffix(without.out, "\ndaemon  not running\n") {
+		t.Errorf("%+v", without)
+	}
+}
+
+func TestBuild(t *testing.T) {
+	t.Parallel()
+	f := &fake{}
+	socket := serve(t, f)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "Other"), []byte("FROM scratch\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check(t, otters(t.Context(), socket, "", "build", "-t", "a:1", "-t", "b", "-f", "Other", "--build-arg", "K=V=W", dir),
+		outcome{out: "a:1 sha256:abc\nb sha256:abc\n", err: "warning: CONTEXT X is empty\n"})
+	want := &daemonv1.BuildOptions{Tags: []string{"a:1", "b"}, File: "Other", BuildArgs: map[string]string{"K": "V=W"}}
+	if diff := cmp.Diff(want, f.last().(*daemonv1.BuildRequest).GetOptions(), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	check(t, otters(t.Context(), socket, "", "build", "-t", "a", dir),
+		outcome{code: 1, err: "otters: build " + dir + ": build folder: no Agentfile in it; write one, or name another with -f\n"})
+	check(t, otters(t.Context(), socket, "", "build", "-t", "a", dir+"/none"),
+		outcome{code: 1, err: "otters: build: folder " + dir + "/none: no such file or directory; name the folder with the Agentfile\n"})
+}
+
+func TestRun(t *testing.T) {
+	f := &fake{states: []*daemonv1.AgentSummary{{Status: "starting"}, {Id: "0199aaaa", Name: "n", Status: "ready"}}}
+	socket := serve(t, f)
+	t.Setenv("OTTERS_TEST_VALUE", "from outside")
+	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "n", "--model", "p/m", "--runtime", "/r", "-e", "A=1=2", "-e", "OTTERS_TEST_VALUE", "-e", "B="),
+		outcome{out: "n 0199aaaa ready\n"})
+	want := &daemonv1.CreateAgentRequest{Image: "guide:1", Name: "n", Model: "p/m", RuntimePath: "/r",
+		Envs: []*daemonv1.EnvVar{{Key: "A", Value: "1=2"}, {Key: "OTTERS_TEST_VALUE", Value: "from outside"}, {Key: "B"}}}
+	if diff := cmp.Diff(proto.Message(want), f.last().(proto.Message), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	check(t, otters(t.Context(), socket, "", "run", "-d", "guide:1", "--name", "n"), outcome{out: "n 0199aaaa pulling\n"})
+	t.Chdir(t.TempDir())
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	otters(t.Context(), socket, "", "run", "-d", "guide:1", "--runtime", "./r")
+	if got := f.last().(*daemonv1.CreateAgentRequest).GetRuntimePath(); got != filepath.Join(here, "r") {
+		t.Errorf("a relative runtime is sent as %q", got)
+	}
+}
+
+func TestRunThatFailsShowsWhy(t *testing.T) {
+	t.Parallel()
+	a := someAgent()
+	socket := serve(t, &fake{agents: []*daemonv1.Agent{a}, states: []*daemonv1.AgentSummary{a.GetSummary()}})
+	why := ": failed (crashed): the runtime ended with code 1; see `otters logs guide`, then `otters start guide` again, or `otters rm guide`\n  reading\n  boom ␛[31m\n"
+	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "guide"), outcome{code: 1, err: "otters: run guide" + why})
+	check(t, otters(t.Context(), socket, "", "start", "guide"), outcome{code: 1, err: "otters: start guide" + why})
+}
+
+func TestStopAndRemoveSeveral(t *testing.T) {
+	t.Parallel()
+	b := someAgent()
+	b.Summary.Name, b.Summary.Id = "b", "id-b"
+	f := &fake{agents: []*daemonv1.Agent{someAgent(), b}}
+	socket := serve(t, f)
+	missing := "otters: agent \"none\": not found; list agents with `otters ps`\n"
+	check(t, otters(t.Context(), socket, "", "stop", "guide", "none", "b"), outcome{code: 1, out: "guide\nb\n", err: missing})
+	check(t, otters(t.Context(), socket, "", "rm", "none", "none", "id-b"), outcome{code: 1, out: "b\n", err: missing + missing})
+	check(t, otters(t.Context(), socket, "", "rm", "-f", "guide"), outcome{out: "guide\n"})
+	if r := f.last().(*daemonv1.RemoveAgentRequest); !r.GetForce() {
+		t.Error("-f is not sent")
+	}
+}

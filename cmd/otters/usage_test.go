@@ -1,0 +1,106 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/protoadapt"
+
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+)
+
+// Invariant: a wrong command line is exit code 2 and one line, and asks nothing of the daemon; a
+// failure is exit code 1 and one line with what to do.
+
+func TestWrongUse(t *testing.T) {
+	t.Parallel()
+	f := &fake{}
+	socket := serve(t, f)
+	cases := []struct {
+		args []string
+		says string
+	}{
+		{[]string{"promt", "x"}, "unknown command \"promt\"; did you mean `otters prompt`?"},
+		{[]string{"zzzzzzzz"}, "unknown command \"zzzzzzzz\"; see `otters --help`"},
+		{[]string{"daemon", "strat"}, "did you mean `otters daemon start`?"},
+		{[]string{"help", "nonsense"}, "no command \"nonsense\""},
+		{[]string{"completion", "tcsh"}, "unknown command \"tcsh\""},
+		{[]string{"--nope"}, "unknown flag: --nope"},
+		{[]string{"ps", "--nope"}, "ps: unknown flag: --nope; see `otters ps --help`"},
+		{[]string{"ps", "extra"}, "ps: unexpected argument \"extra\""},
+		{[]string{"ps", "--format", "yaml"}, "want table or json"},
+		{[]string{"images", "--format", ""}, "want table or json"},
+		{[]string{"inspect", "x", "--format", "{{.ID}}"}, "want table or json"},
+		{[]string{"info", "--format", "JSON"}, "want table or json"},
+		{[]string{"inspect"}, "inspect: too few arguments (0); usage: otters inspect"},
+		{[]string{"stop"}, "stop: too few arguments"},
+		{[]string{"rm", "-f"}, "rm: too few arguments"},
+		{[]string{"run"}, "run: too few arguments"},
+		{[]string{"run", "a", "b"}, "run: unexpected argument \"b\""},
+		{[]string{"run", "a", "-e", "OTTERS_TEST_UNSET"}, "-e OTTERS_TEST_UNSET: not set in the environment; give OTTERS_TEST_UNSET=VALUE"},
+		{[]string{"run", "a", "-e", "=x"}, "no name before the value"},
+		{[]string{"run", "a", "-e", "A=1", "-e", "A=2"}, "-e A: given twice"},
+		{[]string{"build", "."}, "no name for the image"},
+		{[]string{"build", "-t", "a"}, "build: too few arguments"},
+		{[]string{"prompt", "a", ""}, "the text is empty"},
+		{[]string{"prompt", "a", "b", "c"}, "prompt: unexpected argument \"c\""},
+		{[]string{"inspect", "a\xff"}, "not valid UTF-8"},
+		{[]string{"demo"}, "demo: --socket can't be used"},
+	}
+	for _, c := range cases {
+		got := otters(t.Context(), socket, "", c.args...)
+		if got.code != exitUsage || got.out != "" || !strings.HasPrefix(got.err, "otters: ") || !strings.Contains(got.err, c.says) || strings.Count(got.err, "\n") != 1 {
+			t.Errorf("%q: %+v; want %q", c.args, got, c.says)
+		}
+	}
+	if f.last() != nil {
+		t.Errorf("the daemon was asked: %v", f.last())
+	}
+	if got := otters(t.Context(), socket, ""); got.code != 0 || !strings.Contains(got.out, "Available Commands") {
+		t.Errorf("no arguments: %+v", got)
+	}
+}
+
+func TestEveryCommandWithoutDaemonSaysHowToStartOne(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "Agentfile"), "FROM scratch\n")
+	socket := filepath.Join(dir, "none")
+	want := outcome{code: 1, err: "otters: no daemon is running: socket " + socket + " is not there; start one with `otters daemon start`, or `ottersd` in the foreground\n"}
+	for _, args := range [][]string{
+		{"build", "-t", "a", dir}, {"images"}, {"run", "a"}, {"ps"}, {"inspect", "a"}, {"prompt", "a", "hi"},
+		{"logs", "a"}, {"stop", "a", "b"}, {"start", "a"}, {"rm", "a"}, {"info"},
+	} {
+		t.Run(args[0], func(t *testing.T) { check(t, otters(t.Context(), socket, "", args...), want) })
+	}
+	check(t, otters(t.Context(), socket, "", "daemon", "status"), outcome{code: exitNotRunning, out: "daemon not running on socket " + socket + "\n"})
+	check(t, otters(t.Context(), socket, "", "daemon", "stop"), outcome{out: "daemon not running on socket " + socket + "\n"})
+}
+
+func TestRefusalsOfTheDaemonAreOneLine(t *testing.T) {
+	t.Parallel()
+	f := &fake{refuse: refusal(codes.FailedPrecondition, "agent \"gu\": the name\x1b fits 2 agents\nreally", "name one by its id",
+		protoadapt.MessageV1Of(&daemonv1.AmbiguousName{Name: "gu", Candidates: []*daemonv1.AgentSummary{
+			{Id: "id-1", Name: "gu", Image: "a:1", Status: "ready"}, {Id: "id-2", Name: "gu", Image: "b:1", Status: "failed"}}}))}
+	check(t, otters(t.Context(), serve(t, f), "", "inspect", "gu"), outcome{code: 1,
+		err: "otters: agent \"gu\": the name␛ fits 2 agents; really; name one by its id\n  id-1  gu  a:1  ready\n  id-2  gu  b:1  failed\n"})
+}
+
+func TestDaemonStatusOfARunningOne(t *testing.T) {
+	t.Parallel()
+	socket := serve(t, &fake{})
+	check(t, otters(t.Context(), socket, "", "daemon", "status"), outcome{out: `daemon running
+process   4711
+home      /home/o
+socket    /run/o.sock
+registry  127.0.0.1:5527
+agents    2, 1 of them running
+`})
+	check(t, otters(t.Context(), socket, "", "daemon", "start", "--home", "/srv/other"), outcome{code: 1,
+		err: "otters: daemon start: socket " + socket + " belongs to a daemon of another home, /home/o; name another with --socket\n"})
+	if got := otters(t.Context(), socket, "", "daemon", "start", "--home", "/home/o"); got.code != 0 || !strings.HasPrefix(got.out, "daemon is running already\n") {
+		t.Errorf("%+v", got)
+	}
+}

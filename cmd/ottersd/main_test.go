@@ -1,0 +1,267 @@
+package main
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+)
+
+// Invariant: the program says when it is ready, ends with 0 when it is told to end, and with one
+// line and another code when it can't serve. Worst inputs: a signal before it is ready, SIGKILL
+// while agents run, a home that is in use.
+
+var built struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built.dir != "" {
+		_ = os.RemoveAll(built.dir)
+	}
+	os.Exit(code)
+}
+
+func programs(t *testing.T) string {
+	t.Helper()
+	built.once.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "ottersd-test-"); built.err != nil {
+			return
+		}
+		if built.err = os.Chmod(built.dir, 0o755); built.err != nil {
+			return
+		}
+		cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", built.dir+"/", "../ottersd", "../otters-sandbox", "../otters-runtime", "../otters-tools")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("build: %w\n%s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return built.dir
+}
+
+func newHome(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "otd-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "h")
+}
+
+type process struct {
+	*exec.Cmd
+	stderr *bytes.Buffer
+	ready  string
+	api    daemonv1.DaemonServiceClient
+}
+
+// start runs ottersd on home until it is ready.
+func start(t *testing.T, home string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command(filepath.Join(programs(t), "ottersd"), "--home", home), stderr: new(bytes.Buffer)}
+	p.Stderr = p.stderr
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.Process.Kill()
+		_ = p.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		_ = p.Wait()
+		t.Fatalf("not ready: %v: %s", err, p.stderr)
+	}
+	p.ready = line
+	conn, err := grpc.NewClient("unix://"+filepath.Join(home, "ottersd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	p.api = daemonv1.NewDaemonServiceClient(conn)
+	return p
+}
+
+func (p *process) end(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := p.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("after %v: %v: %s", sig, err, p.stderr)
+	}
+}
+
+func TestTheDaemonSaysWhenItIsReadyAndEndsOnASignal(t *testing.T) {
+	t.Parallel()
+	home := newHome(t)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		p := start(t, home)
+		if !strings.HasPrefix(p.ready, "ottersd ready: socket "+filepath.Join(home, "ottersd.sock")) || !strings.Contains(p.ready, "pid "+strconv.Itoa(p.Process.Pid)) {
+			t.Errorf("ready line %q", p.ready)
+		}
+		second := exec.Command(filepath.Join(programs(t), "ottersd"), "--home", home)
+		out, err := second.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 || strings.Count(string(out), "\n") != 1 || !strings.Contains(string(out), "pid "+strconv.Itoa(p.Process.Pid)) {
+			t.Errorf("second daemon: %v: %s", err, out)
+		}
+		p.end(t, sig)
+		if _, err := os.Lstat(filepath.Join(home, "ottersd.sock")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the socket is left: %v", err)
+		}
+	}
+}
+
+func TestK16AKilledDaemonsAgentsAreTakenOver(t *testing.T) {
+	t.Parallel()
+	home := newHome(t)
+	first := start(t, home)
+	build(t, first.api)
+	if _, err := first.api.CreateAgent(t.Context(), &daemonv1.CreateAgentRequest{Image: "a", Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	pid := ready(t, first.api)
+	runtime, err := os.FindProcess(int(pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = runtime.Kill() })
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Wait()
+
+	second := start(t, home)
+	if got := ready(t, second.api); got != pid {
+		t.Errorf("pid %d, before %d: restarted", got, pid)
+	}
+	stream, err := second.api.Prompt(t.Context(), &daemonv1.PromptRequest{Agent: "a", Text: "count to 3"})
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Errorf("prompt after the take-over: %v", err)
+	}
+	r, err := second.api.Shutdown(t.Context(), &daemonv1.ShutdownRequest{StopAgents: true})
+	if err != nil || r.GetStopped() != 1 {
+		t.Errorf("shutdown: %v, %v", r, err)
+	}
+	if err := second.Wait(); err != nil {
+		t.Errorf("after the shutdown: %v: %s", err, second.stderr)
+	}
+	if err := syscall.Kill(int(pid), 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the runtime still runs: %v", err)
+	}
+}
+
+// ready waits until agent a is ready and returns its pid.
+func ready(t *testing.T, api daemonv1.DaemonServiceClient) int32 {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	stream, err := api.WatchAgent(ctx, &daemonv1.WatchAgentRequest{Agent: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil || m.GetAgent().GetStatus() == "failed" {
+			t.Fatalf("%v, %v", m, err)
+		}
+		if m.GetAgent().GetStatus() == "ready" {
+			break
+		}
+	}
+	r, err := api.GetAgent(ctx, &daemonv1.GetAgentRequest{Agent: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.GetAgent().GetPid()
+}
+
+func build(t *testing.T, api daemonv1.DaemonServiceClient) {
+	t.Helper()
+	const text = "FROM scratch\nMODEL offline/otter\n"
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "Agentfile", Mode: 0o644, Size: int64(len(text))})
+	if err == nil {
+		_, err = io.WriteString(w, text)
+	}
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := api.Build(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(
+		stream.Send(&daemonv1.BuildRequest{Part: &daemonv1.BuildRequest_Options{Options: &daemonv1.BuildOptions{Tags: []string{"a"}}}}),
+		stream.Send(&daemonv1.BuildRequest{Part: &daemonv1.BuildRequest_Archive{Archive: archive.Bytes()}}),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.CloseAndRecv(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args        []string
+		code        int
+		out, errOut string
+	}{
+		{[]string{"version"}, 0, "ottersd ", ""},
+		{[]string{"--help"}, 0, "usage: ottersd", ""},
+		{[]string{"--nosuch"}, 2, "", "nosuch"},
+		{[]string{"nosuch"}, 2, "", `unknown command "nosuch"`},
+		{[]string{"version", "more"}, 2, "", "unknown command"},
+		{[]string{"--log-level", "loud"}, 2, "", "loud"},
+		{[]string{"--home", "/dev/null/x"}, 1, "", "home"},
+		{[]string{"--home", "/tmp/x", "--socket", "/" + strings.Repeat("x", 200)}, 1, "", "107"},
+	} {
+		var out, errOut bytes.Buffer
+		code := run(c.args, &out, &errOut)
+		if code != c.code || !strings.Contains(out.String(), c.out) || !strings.Contains(errOut.String(), c.errOut) {
+			t.Errorf("%q: code %d, out %q, err %q", c.args, code, out.String(), errOut.String())
+		}
+		if c.code != 0 && (strings.Count(errOut.String(), "\n") != 1 || !strings.HasPrefix(errOut.String(), "ottersd: ")) {
+			t.Errorf("%q: %q is not one line", c.args, errOut.String())
+		}
+	}
+}

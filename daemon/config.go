@@ -1,0 +1,92 @@
+package daemon
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"gopkg.in/yaml.v3"
+)
+
+// maxConfigBytes bounds config.yaml.
+const maxConfigBytes = 1 << 20
+
+// defaultRegistryPort is where the embedded registry listens unless the port is taken.
+const defaultRegistryPort = 5527
+
+// settings is what config.yaml holds. A missing file is the defaults.
+type settings struct {
+	// readyTimeout is how long a runtime may take until its first answer.
+	readyTimeout time.Duration
+	// registryPort is 0 where the file names none: then the default port or else a free one.
+	registryPort int
+}
+
+// duration reads values such as "30s".
+type duration time.Duration
+
+func (d *duration) UnmarshalYAML(n *yaml.Node) error {
+	v, err := time.ParseDuration(n.Value)
+	if n.Kind != yaml.ScalarNode || err != nil {
+		return fmt.Errorf("line %d: %q is not a duration such as 30s", n.Line, n.Value)
+	}
+	*d = duration(v)
+	return nil
+}
+
+// readSettings reads path strictly: an unknown key, a key given twice or a value out of range is an
+// error that names the line or the key.
+func readSettings(path string) (settings, error) {
+	s := settings{readyTimeout: 30 * time.Second}
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, fmt.Errorf("configuration: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+	if err != nil {
+		return s, fmt.Errorf("configuration: %w", err)
+	}
+	if len(b) > maxConfigBytes {
+		return s, fmt.Errorf("configuration %s: larger than %d bytes", path, maxConfigBytes)
+	}
+	if err := s.parse(b); err != nil {
+		return s, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	return s, nil
+}
+
+func (s *settings) parse(b []byte) error {
+	var file struct {
+		ReadyTimeout *duration `yaml:"ready-timeout"`
+		RegistryPort *int      `yaml:"registry-port"`
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(b))
+	dec.KnownFields(true)
+	if err := dec.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+		return oneLine(err)
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return errors.New("has more than one document; keep one")
+	}
+	if v := file.ReadyTimeout; v != nil {
+		s.readyTimeout = time.Duration(*v)
+	}
+	if v := file.RegistryPort; v != nil {
+		s.registryPort = *v
+		if *v < 1 || *v > 65535 {
+			return fmt.Errorf("registry-port: %d is not from 1 to 65535", *v)
+		}
+	}
+	if s.readyTimeout < 10*time.Millisecond || s.readyTimeout > time.Hour {
+		return fmt.Errorf("ready-timeout: %s is not from 10ms to 1h", s.readyTimeout)
+	}
+	return nil
+}

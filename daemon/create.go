@@ -1,0 +1,293 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"oras.land/oras-go/v2/errdef"
+
+	"github.com/otters-sh/otters/agentoci"
+	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/model"
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+	"github.com/otters-sh/otters/spec"
+	"github.com/otters-sh/otters/system"
+)
+
+const (
+	maxEnvs    = 1000
+	maxConfigs = 1000
+)
+
+// create records a new agent and starts it. Whatever is wrong with the request is told before
+// anything is made; after an error nothing is left.
+func (s *supervisor) create(ctx context.Context, req *daemonv1.CreateAgentRequest) (*supervised, error) {
+	if s.isDraining() {
+		return nil, fail(codes.Unavailable, "", "create agent: %w", errClosed)
+	}
+	ref, err := parseImage(req.GetImage())
+	if err != nil {
+		return nil, err
+	}
+	if err := checkCreate(req); err != nil {
+		return nil, err
+	}
+	img, err := s.loadImage(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	ref.Digest = img.Descriptor.Digest.String()
+	pin, err := s.pinRuntime(ctx, req, img.Agentfile)
+	if err != nil {
+		return nil, err
+	}
+	name, err := s.claimName(req.GetName(), img.Agentfile.Name)
+	if err != nil {
+		return nil, err
+	}
+	modelName := img.Agentfile.Model
+	if req.GetModel() != "" {
+		modelName = req.GetModel()
+	}
+	shown := ref
+	shown.Digest = ""
+	a := newSupervised(s, record{
+		id: uuid.New(), name: name, image: shown.String(), digest: ref.Digest, model: modelName,
+		created: time.Now(), wantRunning: true,
+	})
+	if err := s.record(ctx, a, ref, req, append(pin, overrides(req, name)...)); err != nil {
+		s.releaseName(name)
+		return nil, err
+	}
+	s.add(a)
+	// From here on the agent is there, whatever its start brings and whoever still waits for it.
+	if err := a.start(ctx); err != nil && ctx.Err() == nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// record writes the row and then makes the agent's folder; a failure takes both back.
+func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Reference, req *daemonv1.CreateAgentRequest, over []spec.Override) error {
+	hash, err := a.door.grantAhead()
+	if err != nil {
+		return err
+	}
+	undo := func(err error) error {
+		s.gateway.Revoke(a.id)
+		if del := s.db.deleteAgent(context.WithoutCancel(ctx), a.id); del != nil {
+			return errors.Join(err, del)
+		}
+		return err
+	}
+	if err := s.db.insertAgent(ctx, record{
+		id: a.id, name: a.name, image: a.image, digest: a.digest, model: a.model, created: a.created,
+		wantRunning: true, state: state{status: executor.StatusPulling}, tokenHash: hash,
+	}); err != nil {
+		return undo(err)
+	}
+	opts := a.options()
+	if p := req.GetRuntimePath(); p != "" {
+		opts = append(opts, system.WithAgentLocalRuntime(p))
+	}
+	unit, err := s.provider.CreateWithOptions(ctx, a.id, ref, opts, over...)
+	if err != nil {
+		if errors.Is(err, system.ErrConfig) {
+			err = &failure{code: codes.InvalidArgument, err: err}
+		}
+		return undo(err)
+	}
+	a.adopt(unit)
+	return nil
+}
+
+// parseImage reads a reference into the embedded registry; without tag and digest it is :latest.
+func parseImage(image string) (spec.Reference, error) {
+	if image == "" {
+		return spec.Reference{}, fail(codes.InvalidArgument, "", "no image is named: want name[:tag][@digest]")
+	}
+	ref, err := spec.ParseReference(image)
+	if err != nil {
+		return spec.Reference{}, &failure{code: codes.InvalidArgument, err: err}
+	}
+	return ref.WithDefaultTag("latest"), embeddedOnly(ref)
+}
+
+func checkCreate(req *daemonv1.CreateAgentRequest) error {
+	if req.GetName() != "" {
+		if err := checkName(req.GetName()); err != nil {
+			return err
+		}
+	}
+	if req.GetModel() != "" {
+		if _, err := model.ParseRef(req.GetModel()); err != nil {
+			return &failure{code: codes.InvalidArgument, err: err}
+		}
+	}
+	if n := len(req.GetEnvs()); n > maxEnvs {
+		return fail(codes.InvalidArgument, "", "%d environment variables: at most %d can be given", n, maxEnvs)
+	}
+	if n := len(req.GetConfigs()); n > maxConfigs {
+		return fail(codes.InvalidArgument, "", "%d settings: at most %d can be given", n, maxConfigs)
+	}
+	if p := req.GetRuntimePath(); p != "" {
+		return checkRuntimePath(p)
+	}
+	return nil
+}
+
+func checkRuntimePath(p string) error {
+	bad := func(why string) error {
+		return fail(codes.InvalidArgument, "give the absolute path of an executable file on the daemon's machine", "runtime %s: %s", clip(p), why)
+	}
+	if !filepath.IsAbs(p) {
+		return bad("is not an absolute path")
+	}
+	info, err := os.Stat(p)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return bad("no such file")
+	case err != nil:
+		return bad(errors.Unwrap(err).Error())
+	case !info.Mode().IsRegular():
+		return bad("is not a regular file")
+	case info.Mode().Perm()&0o111 == 0 || unix.Access(p, unix.X_OK) != nil:
+		return bad("is not executable")
+	}
+	return nil
+}
+
+func (s *supervisor) loadImage(ctx context.Context, ref spec.Reference) (*agentoci.Image, error) {
+	img, err := agentoci.Load(ctx, s.images.store, storeName(ref))
+	switch {
+	case errors.Is(err, errdef.ErrNotFound), errors.Is(err, executor.ErrRefNotFound):
+		return nil, fail(codes.NotFound, "`otters images` lists the images there are, `otters build -t "+ref.Name+" DIR` makes one", "image %s: not in the registry", ref)
+	case err != nil:
+		return nil, &failure{code: codes.InvalidArgument, err: fmt.Errorf("image %s: %w", ref, err)}
+	}
+	return img, nil
+}
+
+// pinRuntime names the daemon's own runtime, by digest, for an image that names none.
+func (s *supervisor) pinRuntime(ctx context.Context, req *daemonv1.CreateAgentRequest, def *spec.Agentfile) ([]spec.Override, error) {
+	if req.GetRuntimePath() != "" || def.Runtime != "" {
+		return nil, nil
+	}
+	desc, err := s.images.store.Resolve(ctx, runtimeImage+":latest")
+	if errors.Is(err, errdef.ErrNotFound) {
+		return nil, fail(codes.FailedPrecondition, "put "+runtimeProgram+" beside ottersd and start the daemon again, or give one with --runtime",
+			"the image names no runtime, and the daemon has none of its own: %s was not found", runtimeProgram)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return []spec.Override{spec.WithRuntime(spec.Reference{Name: runtimeImage, Tag: "latest", Digest: desc.Digest.String()}.String())}, nil
+}
+
+// overrides turns the request into changes of the image's definition.
+func overrides(req *daemonv1.CreateAgentRequest, name string) []spec.Override {
+	out := []spec.Override{func(a *spec.Agentfile) { a.Name = name }}
+	if m := req.GetModel(); m != "" {
+		out = append(out, spec.WithModel(m))
+	}
+	for _, key := range slices.Sorted(maps.Keys(req.GetConfigs())) {
+		out = append(out, spec.WithConfig(key, req.GetConfigs()[key]))
+	}
+	if len(req.GetEnvs()) > 0 {
+		envs := make([]spec.Env, 0, len(req.GetEnvs()))
+		for _, e := range req.GetEnvs() {
+			envs = append(envs, spec.Env{Key: e.GetKey(), Value: e.GetValue()})
+		}
+		out = append(out, spec.WithExtraEnvs(envs...))
+	}
+	return out
+}
+
+// remove ends an agent for good: its folder, its log, its row and its token.
+func (a *supervised) remove(ctx context.Context, force bool) error {
+	a.mu.Lock()
+	running := a.run != nil && !a.run.ended
+	switch {
+	case a.removing:
+		a.mu.Unlock()
+		return fail(codes.FailedPrecondition, "", "agent %s is being removed already", a.name)
+	case running && !force:
+		a.mu.Unlock()
+		return fail(codes.FailedPrecondition, "stop it first with `otters stop "+a.name+"`, or remove it with --force", "agent %s is running", a.name)
+	}
+	a.removing = true
+	a.mu.Unlock()
+	err := a.stop(ctx)
+	if err == nil {
+		// A client that goes away does not leave half an agent.
+		err = a.erase(context.WithoutCancel(ctx))
+	}
+	if err != nil {
+		a.mu.Lock()
+		a.removing = false
+		a.mu.Unlock()
+	}
+	return err
+}
+
+// erase deletes a stopped agent. The row says removing before the folder goes, so that the next
+// daemon ends a removal that was cut short.
+func (a *supervised) erase(ctx context.Context) error {
+	s := a.sup
+	before, started := a.state()
+	if err := s.db.setState(ctx, a.id, state{status: executor.StatusRemoving}, started); err != nil {
+		return fmt.Errorf("remove agent %s: %w", a.name, err)
+	}
+	if err := a.eraseFiles(ctx); err != nil {
+		return errors.Join(fmt.Errorf("remove agent %s: %w", a.name, err), s.db.forceState(ctx, a.id, before, started))
+	}
+	s.gateway.Revoke(a.id)
+	if err := os.Remove(s.logPath(a.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.logger.Warn("log not removed", "agent", a.id, "error", err)
+	}
+	if err := s.db.deleteAgent(ctx, a.id); err != nil {
+		return fmt.Errorf("remove agent %s: %w", a.name, err)
+	}
+	a.mu.Lock()
+	a.tell(state{status: executor.StatusRemoved})
+	a.mu.Unlock()
+	s.forget(a)
+	return nil
+}
+
+func (a *supervised) eraseFiles(ctx context.Context) error {
+	if a.unit == nil {
+		return a.sup.removeFolder(a.id)
+	}
+	if err := a.unit.Remove(ctx); err != nil {
+		return err
+	}
+	// The observer ends after removed, and nothing of this agent writes to the database any more.
+	<-a.observed
+	return nil
+}
+
+// removeFolder deletes what is left of an agent that could not be restored. The agent could write
+// below it, so it goes through a descriptor of the folder above.
+func (s *supervisor) removeFolder(id uuid.UUID) error {
+	root, err := os.OpenRoot(s.home.path("agents"))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return root.RemoveAll(id.String())
+}
+
+func (s *supervisor) logPath(id uuid.UUID) string {
+	return s.home.path("logs", id.String()+".log")
+}

@@ -1,0 +1,296 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/system"
+)
+
+// maxProbePause bounds the pause between two questions to a runtime that is not ready: how late its
+// readiness may be noticed.
+const maxProbePause = 10 * time.Millisecond
+
+// run is one life of the runtime, from the start to the exit.
+type run struct {
+	// cancel asks for the end.
+	cancel context.CancelFunc
+	// done is closed when it is over; err and detached are set before.
+	done     chan struct{}
+	err      error
+	detached bool
+
+	// Guarded by supervised.mu.
+	ended bool
+	// late is why it was given up before its end: the readiness timeout.
+	late string
+	// dated tells that supervised.started is this run's.
+	dated bool
+	// calls counts prompts in flight.
+	calls int
+}
+
+// start begins a run, and returns when it is under way: a later state has been told.
+func (s *supervised) start(ctx context.Context) error {
+	s.mu.Lock()
+	switch {
+	case s.removing:
+		s.mu.Unlock()
+		return fail(codes.FailedPrecondition, "", "agent %s is being removed", s.name)
+	case s.unit == nil:
+		s.mu.Unlock()
+		return fail(codes.FailedPrecondition, "remove it with `otters rm "+s.name+"`", "agent %s can't be started: %s", s.name, s.told.message)
+	case s.run != nil && !s.run.ended:
+		s.mu.Unlock()
+		return fail(codes.FailedPrecondition, "", "agent %s is running already: it is %s", s.name, s.unit.Status())
+	}
+	// The context is not the caller's and not the daemon's: only a stop and the provider's Close end
+	// a run.
+	runCtx, end := context.WithCancel(context.Background())
+	r := &run{cancel: end, done: make(chan struct{})}
+	s.run = r
+	before := s.version
+	s.mu.Unlock()
+
+	changed, cancel := s.watch()
+	defer cancel()
+	s.sup.work.Go(func() { s.end(r, s.unit.Start(runCtx)) })
+	s.sup.work.Go(func() { s.awaitReady(r) })
+	for {
+		s.mu.Lock()
+		moved := s.version != before
+		s.mu.Unlock()
+		if moved {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-r.done:
+			if r.detached {
+				return errClosed
+			}
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// end records how a run ended, and tells.
+func (s *supervised) end(r *run, err error) {
+	r.err, r.detached = err, errors.Is(err, system.ErrDetached)
+	r.cancel()
+	s.mu.Lock()
+	r.ended = true
+	s.mu.Unlock()
+	if !r.detached {
+		s.publish()
+		if told, _ := s.state(); told.status == executor.StatusFailed {
+			s.sup.logger.Warn("agent failed", "agent", s.id, "name", s.name, "reason", string(told.reason), "error", told.message)
+		}
+	}
+	close(r.done)
+}
+
+// takeOver makes the runtime that an earlier daemon started this one's.
+func (s *supervised) takeOver() {
+	r := &run{cancel: func() {}, done: make(chan struct{}), dated: true}
+	since := s.process().StartedAt
+	s.mu.Lock()
+	s.run = r
+	if !since.IsZero() {
+		s.started = since
+	}
+	s.mu.Unlock()
+	s.sup.work.Go(func() {
+		statuses, cancel := s.unit.SubscribeStatus()
+		defer cancel()
+		for {
+			select {
+			case st, ok := <-statuses:
+				if !ok || terminal(st) {
+					// The status comes first; Stop returns when the executor has let go too.
+					err := s.unit.Stop(context.Background())
+					s.end(r, err)
+					return
+				}
+			case <-s.sup.closing:
+				s.end(r, system.ErrDetached)
+				return
+			}
+		}
+	})
+	s.sup.work.Go(func() { s.awaitReady(r) })
+}
+
+// awaitReady waits for the start and then for the runtime's first answer. The dial blocks until the
+// runtime accepts, so nothing is polled; only a runtime that answers "not ready" is asked again.
+func (s *supervised) awaitReady(r *run) {
+	statuses, cancel := s.unit.SubscribeStatus()
+	defer cancel()
+	for {
+		select {
+		case st, ok := <-statuses:
+			if !ok {
+				return
+			}
+			if st == executor.StatusStarting {
+				s.probe(r)
+				return
+			}
+		case <-r.done:
+			return
+		case <-s.sup.closing:
+			return
+		}
+	}
+}
+
+func (s *supervised) probe(r *run) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.sup.settings.readyTimeout)
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	s.sup.work.Go(func() {
+		select {
+		case <-r.done:
+		case <-s.sup.closing:
+		case <-stop:
+		}
+		cancel()
+	})
+	pause := time.Millisecond
+	var last error
+	for {
+		err := s.unit.Probe(ctx)
+		if err == nil {
+			s.unit.StatusTracker().SetUnless(executor.StatusReady, allBut(executor.StatusStarting)...)
+			return
+		}
+		if ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, maxProbePause)
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				s.giveUp(r, last)
+			}
+			return
+		}
+	}
+}
+
+// giveUp fails a runtime that did not get ready, and stops it. last is what it said, nil where it said
+// nothing.
+func (s *supervised) giveUp(r *run, last error) {
+	err := fmt.Errorf("the runtime did not get ready within %s (ready-timeout)", s.sup.settings.readyTimeout)
+	if last != nil {
+		err = fmt.Errorf("%w: %w", err, last)
+	}
+	s.mu.Lock()
+	r.late = s.explain(err)
+	s.mu.Unlock()
+	if !s.unit.StatusTracker().SetFailure(executor.FailureReadinessTimeout) {
+		return
+	}
+	if err := s.unit.Stop(context.Background()); err != nil {
+		s.sup.logger.Error("runtime that did not get ready not stopped", "agent", s.id, "error", err)
+	}
+}
+
+var allStatuses = [...]executor.Status{
+	executor.StatusPulling, executor.StatusStarting, executor.StatusReady, executor.StatusWorking,
+	executor.StatusStopped, executor.StatusFailed, executor.StatusRemoving, executor.StatusRemoved,
+}
+
+// allBut is the guard of a transition that is right from one status only.
+func allBut(from executor.Status) []executor.Status {
+	out := make([]executor.Status, 0, len(allStatuses)-1)
+	for _, st := range allStatuses {
+		if st != from {
+			out = append(out, st)
+		}
+	}
+	return out
+}
+
+var notWorking = allBut(executor.StatusWorking)
+
+// begin counts a prompt in; the agent is working until the last one was counted out with finish.
+func (s *supervised) begin() (*run, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.run
+	if r == nil || r.ended || s.unit == nil || s.removing {
+		return nil, s.notReady()
+	}
+	if st := s.unit.Status(); st != executor.StatusReady && st != executor.StatusWorking {
+		return nil, s.notReady()
+	}
+	if !s.unit.StatusTracker().Set(executor.StatusWorking) {
+		return nil, s.notReady()
+	}
+	r.calls++
+	return r, nil
+}
+
+func (s *supervised) finish(r *run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.calls--; r.calls == 0 && s.run == r {
+		s.unit.StatusTracker().SetUnless(executor.StatusReady, notWorking...)
+	}
+}
+
+// notReady is called with mu held.
+func (s *supervised) notReady() error {
+	st := s.told
+	if s.unit != nil && !terminal(st.status) {
+		st.status = s.unit.Status()
+	}
+	hint := ""
+	switch st.status {
+	case executor.StatusPulling, executor.StatusStarting:
+		hint = "wait until `otters ps` shows it ready"
+	case executor.StatusStopped:
+		hint = "start it with `otters start " + s.name + "`"
+	case executor.StatusFailed:
+		hint = "see `otters logs " + s.name + "`, then `otters start " + s.name + "`"
+	}
+	why := ""
+	if st.reason != "" {
+		why = fmt.Sprintf(" (%s): %s", st.reason, st.message)
+	}
+	return fail(codes.FailedPrecondition, hint, "agent %s is not ready: it is %s%s", s.name, st.status, why)
+}
+
+// stop ends the run and returns when that has been told.
+func (s *supervised) stop(ctx context.Context) error {
+	s.mu.Lock()
+	r := s.run
+	s.mu.Unlock()
+	if s.unit == nil || r == nil {
+		return nil
+	}
+	if err := s.sup.db.setWanted(ctx, s.id, false); err != nil {
+		return err
+	}
+	// A start that has not reached the executor yet ends by its context, any other by Stop.
+	r.cancel()
+	if err := s.unit.Stop(ctx); err != nil {
+		return fmt.Errorf("stop agent %s: %w", s.name, err)
+	}
+	select {
+	case <-r.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("stop agent %s: %w", s.name, ctx.Err())
+	}
+}

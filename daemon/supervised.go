@@ -1,0 +1,207 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/otters-sh/otters/executor"
+)
+
+const (
+	// persistDelay lets statuses that come and go, such as working, share a write.
+	persistDelay = 100 * time.Millisecond
+	// maxStatusMessage bounds the line about a failure.
+	maxStatusMessage = 2000
+)
+
+// supervised is one agent under the daemon's care. What is told and stored of its status is what
+// the executor's tracker says; the supervisor itself sets ready, working and readiness_timeout.
+type supervised struct {
+	sup     *supervisor
+	id      uuid.UUID
+	name    string
+	image   string
+	digest  string
+	model   string
+	created time.Time
+	door    *door
+	// unit is nil for an agent that could not be restored.
+	unit executor.Agent
+
+	// dirty asks the observer to store what is told.
+	dirty chan struct{}
+	// observed is closed when the observer has ended; nil where there is none.
+	observed chan struct{}
+
+	mu       sync.Mutex
+	told     state
+	version  uint64
+	started  time.Time
+	run      *run
+	removing bool
+	watchers map[chan struct{}]struct{}
+}
+
+func newSupervised(sup *supervisor, r record) *supervised {
+	s := &supervised{
+		sup: sup, id: r.id, name: r.name, image: r.image, digest: r.digest, model: r.model,
+		created: r.created, started: r.started, told: r.state,
+		dirty: make(chan struct{}, 1), watchers: make(map[chan struct{}]struct{}),
+	}
+	s.door = &door{agent: s}
+	return s
+}
+
+// state is what is told, with the time of the last start.
+func (s *supervised) state() (state, time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.told, s.started
+}
+
+// running tells whether a run is under way.
+func (s *supervised) running() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.run != nil && !s.run.ended
+}
+
+// watch returns a channel that gets a value after changes, and a function that ends that.
+func (s *supervised) watch() (<-chan struct{}, func()) {
+	ch := make(chan struct{}, 1)
+	s.mu.Lock()
+	s.watchers[ch] = struct{}{}
+	s.mu.Unlock()
+	return ch, func() {
+		s.mu.Lock()
+		delete(s.watchers, ch)
+		s.mu.Unlock()
+	}
+}
+
+// publish tells the tracker's status of this moment. A failure is told when the run has ended: its
+// cause is known then, and nothing of it runs any more.
+func (s *supervised) publish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	status, reason := s.unit.StatusTracker().Snapshot()
+	now := state{status: status, reason: reason}
+	if status == executor.StatusFailed {
+		switch r := s.run; {
+		case r == nil:
+			now.message = s.told.message
+		case !r.ended:
+			return
+		case r.late != "":
+			now.message = r.late
+		default:
+			now.message = s.explain(r.err)
+		}
+	}
+	if r := s.run; status == executor.StatusStarting && r != nil && !r.dated {
+		r.dated = true
+		s.started = time.Now()
+	}
+	s.tell(now)
+}
+
+// tell is called with mu held.
+func (s *supervised) tell(now state) {
+	s.told = now
+	s.version++
+	for ch := range s.watchers {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
+	}
+	select {
+	case s.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// explain is one line about the end of a run.
+func (s *supervised) explain(err error) string {
+	if err == nil {
+		err = errors.New(s.exitLine())
+	}
+	msg := flatten(err.Error())
+	// The line is told beside the agent it is about.
+	for _, operation := range []string{"run", "prepare", "probe"} {
+		msg = strings.ReplaceAll(msg, operation+" agent "+s.id.String()+": ", "")
+	}
+	if len(msg) > maxStatusMessage {
+		msg = strings.ToValidUTF8(msg[:maxStatusMessage], "") + "…"
+	}
+	return msg
+}
+
+// exitLine is what is known of an exit that nobody waited for.
+func (s *supervised) exitLine() string {
+	exit := s.process().LastExit
+	if exit == nil {
+		return "the runtime ended, and nothing tells how"
+	}
+	how := fmt.Sprintf("exit code %d", exit.Code)
+	if exit.Signal != "" {
+		how = exit.Signal
+	}
+	if n := len(exit.Stderr); n > 0 {
+		how += ": " + exit.Stderr[n-1]
+	}
+	return "runtime ended: " + how
+}
+
+// observe follows the tracker until the agent is removed or the daemon closes, and stores what is
+// told: an end at once, anything else after a short while.
+func (s *supervised) observe() {
+	defer close(s.observed)
+	statuses, cancel := s.unit.StatusTracker().Subscribe()
+	defer cancel()
+	var due <-chan time.Time
+	stored := state{status: -1}
+	for {
+		select {
+		case _, ok := <-statuses:
+			s.publish()
+			if !ok {
+				return
+			}
+		case <-s.dirty:
+			if now, _ := s.state(); terminal(now.status) {
+				stored = s.persist(stored)
+			} else if due == nil {
+				due = time.After(persistDelay)
+			}
+		case <-due:
+			due = nil
+			stored = s.persist(stored)
+		case <-s.sup.closing:
+			s.persist(stored)
+			return
+		}
+	}
+}
+
+func terminal(st executor.Status) bool {
+	return st == executor.StatusStopped || st == executor.StatusFailed
+}
+
+func (s *supervised) persist(stored state) state {
+	now, started := s.state()
+	if now == stored || now.status == executor.StatusRemoved || now.status == executor.StatusRemoving {
+		return now
+	}
+	if err := s.sup.db.setState(context.Background(), s.id, now, started); err != nil {
+		s.sup.logger.Error("status not stored", "agent", s.id, "status", now.status, "error", err)
+		return stored
+	}
+	return now
+}

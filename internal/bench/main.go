@@ -1,0 +1,97 @@
+// Command bench measures Otters beside floors of the same run. It builds what it measures itself,
+// with the flags of a release, into a temporary folder, and leaves nothing behind.
+//
+// Usage: go run ./internal/bench [--json] [-n RUNS] ready|prompt|all
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+)
+
+// bench is one benchmark.
+type bench struct {
+	name string
+	run  func(ctx context.Context, b *built, runs int) ([]row, error)
+}
+
+var benches = []bench{{"ready", benchReady}, {"prompt", benchPrompt}}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) (err error) {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	asJSON := flags.Bool("json", false, "print one JSON object per row")
+	runs := flags.Int("n", 100, "measured runs of each row")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() != 1 || *runs < 1 {
+		return errors.New("usage: bench [--json] [-n RUNS] ready|prompt|all")
+	}
+	var chosen []bench
+	for _, b := range benches {
+		if name := flags.Arg(0); name == "all" || name == b.name {
+			chosen = append(chosen, b)
+		}
+	}
+	if len(chosen) == 0 {
+		return fmt.Errorf("no benchmark %q; there are ready, prompt and all", flags.Arg(0))
+	}
+	built, err := build(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(built.dir)) }()
+	for _, b := range chosen {
+		rows, err := b.run(ctx, built, *runs)
+		if err != nil {
+			return fmt.Errorf("%s: %w", b.name, err)
+		}
+		if err := print(os.Stdout, b.name, rows, *asJSON); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// built is a folder with the programs.
+type built struct {
+	dir string
+}
+
+func (b *built) path(name string) string { return filepath.Join(b.dir, name) }
+
+// build compiles the programs as a release does.
+func build(ctx context.Context) (*built, error) {
+	dir, err := os.MkdirTemp("", "otters-bench-")
+	if err != nil {
+		return nil, err
+	}
+	// Agents of a root daemon have users of their own, who must get through.
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", dir+"/",
+		"./cmd/ottersd", "./cmd/otters-runtime", "./cmd/otters-tools", "./cmd/otters-sandbox", "./internal/bench/bare")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		_ = os.RemoveAll(dir)
+		return nil, fmt.Errorf("build: %w: %s", err, out)
+	}
+	return &built{dir: dir}, nil
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/google/uuid"
+
+	"github.com/otters-sh/otters/internal/modelserver"
+	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+)
+
+// benchPrompt measures what the daemon adds to a prompt, by sending the same prompt to the same
+// runtime through the daemon and directly, in turns. Gateway and model are in both; the model is a
+// server of the bench's own, which answers the prompt N with N events in one write.
+func benchPrompt(ctx context.Context, b *built, runs int) ([]row, error) {
+	upstream := modelserver.Start(burst)
+	defer upstream.Close()
+	d, err := startDaemon(ctx, b, fmt.Sprintf("providers:\n  - name: scripted\n    api-key: sk-bench\n    api-base: %s\n", upstream.URL))
+	if err != nil {
+		return nil, err
+	}
+	defer d.stop()
+	if err := d.build(ctx, "bench", "FROM scratch\nMODEL scripted/m\n"); err != nil {
+		return nil, err
+	}
+	// A runtime given by its path binds its own address and asks nobody for a token, so that it can
+	// be dialled directly.
+	agent, err := d.create(ctx, "prompted", b.path("otters-runtime"))
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient("passthrough:///"+agent.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	direct := agentv1.NewAgentRuntimeClient(conn)
+
+	short, err := comparePrompts(ctx, d, direct, agent, 20, max(runs*5, 200))
+	if err != nil {
+		return nil, err
+	}
+	long, err := comparePrompts(ctx, d, direct, agent, 2000, max(runs/2, 20))
+	if err != nil {
+		return nil, err
+	}
+	gateway, err := gatewayShare(ctx, runs)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	perEvent := row{Name: "added per event at 2,000 events p50", Value: us(long.added()) / float64(long.events), Unit: "us"}
+	return append([]row{
+		short.direct.row("20 events, runtime dialled p50", .5),
+		short.daemon.row("20 events, by the daemon p50", .5),
+		row{Name: "added to 20 events p50", Value: ms(short.added()), Unit: "ms"}.under(0.25),
+		long.direct.row("2,000 events, runtime dialled p50", .5),
+		long.daemon.row("2,000 events, by the daemon p50", .5),
+		perEvent.under(5),
+	}, gateway...), nil
+}
+
+// burst answers a number with that many events, sent at once.
+func burst(req modelserver.Request) modelserver.Answer {
+	count, err := strconv.Atoi(strings.TrimSpace(req.Last().Content))
+	if err != nil {
+		return modelserver.Answer{Status: http.StatusBadRequest, Text: "want a number"}
+	}
+	var b strings.Builder
+	chunk := func(delta, finish string) {
+		fmt.Fprintf(&b, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":%s,"finish_reason":%s}]}`+"\n\n", delta, finish)
+	}
+	for i := range count {
+		chunk(fmt.Sprintf(`{"role":"assistant","content":"%d "}`, i), "null")
+	}
+	chunk("{}", `"stop"`)
+	b.WriteString("data: [DONE]\n\n")
+	return modelserver.Answer{Raw: b.String()}
+}
+
+// comparison is one prompt sent both ways.
+type comparison struct {
+	direct, daemon samples
+	events         int
+}
+
+// added is the difference of the medians.
+func (c comparison) added() time.Duration { return c.daemon.quantile(.5) - c.direct.quantile(.5) }
+
+func comparePrompts(ctx context.Context, d *daemon, direct agentv1.AgentRuntimeClient, agent *daemonv1.Agent, count, runs int) (comparison, error) {
+	c := comparison{}
+	text := strconv.Itoa(count)
+	for i := range runs + 5 {
+		dt, n, err := promptDirect(ctx, direct, text)
+		if err != nil {
+			return c, fmt.Errorf("runtime: %w", err)
+		}
+		pt, m, err := promptDaemon(ctx, d, agent.Summary.Id, text)
+		if err != nil {
+			return c, fmt.Errorf("daemon: %w", err)
+		}
+		if n != m || n < count {
+			return c, fmt.Errorf("%d events directly and %d by the daemon, for %d numbers", n, m, count)
+		}
+		if i >= 5 {
+			c.direct, c.daemon, c.events = append(c.direct, dt), append(c.daemon, pt), n
+		}
+	}
+	return c, nil
+}
+
+// promptDirect sends a prompt in a new session to the runtime itself.
+func promptDirect(ctx context.Context, c agentv1.AgentRuntimeClient, text string) (time.Duration, int, error) {
+	session := uuid.NewString()
+	start := time.Now()
+	stream, err := c.ChatStream(ctx, &agentv1.ChatStreamRequest{SessionId: session, Prompt: text})
+	if err != nil {
+		return 0, 0, err
+	}
+	events := 0
+	for {
+		ev, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return time.Since(start), events, nil
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+		if ev.Type == "error" {
+			return 0, 0, errors.New(ev.Content)
+		}
+		events++
+	}
+}
+
+// promptDaemon sends the same by the daemon.
+func promptDaemon(ctx context.Context, d *daemon, agent, text string) (time.Duration, int, error) {
+	session := uuid.NewString()
+	start := time.Now()
+	events := 0
+	for ev, err := range d.client.Prompt(ctx, &daemonv1.PromptRequest{Agent: agent, SessionId: session, Text: text}) {
+		if err != nil {
+			return 0, 0, err
+		}
+		if ev.Type == "error" {
+			return 0, 0, errors.New(ev.Content)
+		}
+		events++
+	}
+	return time.Since(start), events, nil
+}

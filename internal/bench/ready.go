@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+)
+
+// benchReady measures create to ready with a warm store, beside two programs spawned by hand on an
+// inherited listener until their first answer: one with gRPC alone, and our runtime. The three take
+// turns, so that a machine that drifts does so for all.
+func benchReady(ctx context.Context, b *built, runs int) ([]row, error) {
+	d, err := startDaemon(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	defer d.stop()
+	if err := d.build(ctx, "bench", "FROM scratch\nMODEL offline/otter\n"); err != nil {
+		return nil, err
+	}
+	// One agent brings the store up and leaves a tree for the runtime spawned by hand.
+	agent, err := d.create(ctx, "template", "")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := d.client.Stop(ctx, agent.GetSummary().GetId()); err != nil {
+		return nil, err
+	}
+	root := agent.GetRoot()
+	var bare, runtime, product samples
+	for i := range runs + 3 {
+		bt, err := spawn(ctx, exec.Command(b.path("bare")))
+		if err != nil {
+			return nil, fmt.Errorf("bare: %w", err)
+		}
+		rt, err := spawn(ctx, handRun(b, root))
+		if err != nil {
+			return nil, fmt.Errorf("runtime: %w", err)
+		}
+		pt, err := d.createToReady(ctx, fmt.Sprintf("agent-%d", i))
+		if err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
+		// The first ones warm the caches of the kernel.
+		if i >= 3 {
+			bare, runtime, product = append(bare, bt), append(runtime, rt), append(product, pt)
+		}
+	}
+	floor, own := bare.row("bare gRPC program p50", .5), runtime.row("runtime by hand p50", .5)
+	return []row{
+		floor, bare.row("bare gRPC program p95", .95),
+		own.over(floor, 2.5), runtime.row("runtime by hand p95", .95),
+		product.row("create to ready p50", .5).over(own, 2), product.row("create to ready p95", .95),
+	}, nil
+}
+
+// handRun is our runtime on the tree of an agent, as a person would start it.
+func handRun(b *built, root string) *exec.Cmd {
+	cmd := exec.Command(b.path("otters-runtime"), "serve", "--root", root, "--model", "offline/otter", "--addr", "127.0.0.1:0")
+	cmd.Dir = filepath.Join(root, "workspace")
+	cmd.Env = []string{
+		"OFFLINE_API_KEY=x", "OFFLINE_API_BASE=http://127.0.0.1:9/v1", "OTTERS_AGENT_ROOT=" + root,
+		"LISTEN_FDS=1", "LISTEN_FDNAMES=runtime",
+	}
+	return cmd
+}
+
+// spawn starts cmd on an inherited listener and returns the time from then to its first answer.
+func spawn(ctx context.Context, cmd *exec.Cmd) (time.Duration, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer ln.Close()
+	f, err := ln.(*net.TCPListener).File()
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	cmd.ExtraFiles = []*os.File{f}
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	conn, err := grpc.NewClient("passthrough:///"+ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	res, err := agentv1.NewAgentRuntimeClient(conn).Ready(ctx, &agentv1.ReadyRequest{})
+	took := time.Since(start)
+	if err == nil && !res.Ready {
+		err = fmt.Errorf("it says that it is not ready")
+	}
+	return took, err
+}
+
+// createToReady is the time from the call until the daemon says ready. The agent is then removed.
+func (d *daemon) createToReady(ctx context.Context, name string) (time.Duration, error) {
+	start := time.Now()
+	summary, err := d.client.Create(ctx, &daemonv1.CreateAgentRequest{Image: "bench", Name: name})
+	if err != nil {
+		return 0, err
+	}
+	if _, err := d.client.WaitReady(ctx, summary.Id); err != nil {
+		return 0, err
+	}
+	took := time.Since(start)
+	_, err = d.client.Remove(ctx, summary.Id, true)
+	return took, err
+}
