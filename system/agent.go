@@ -71,6 +71,8 @@ type Agent struct {
 	addr       string
 	fs         billy.Filesystem
 	handle     *handle
+	// blank tells that the folders of an empty tree are there.
+	blank      bool
 	runtime    *executor.Runtime
 	prepErr    error
 	creds      credentials
@@ -219,7 +221,7 @@ func (a *Agent) begin(ctx context.Context) (*activeRun, context.Context, error) 
 	case a.run != nil:
 		return nil, nil, ErrRunning
 	case a.provider != nil && a.provider.isClosed():
-		return nil, nil, errors.New("provider is closed")
+		return nil, nil, errClosed
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	r := &activeRun{cancel: cancel, letGo: make(chan struct{}), launched: make(chan struct{}), done: make(chan struct{})}

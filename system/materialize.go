@@ -100,6 +100,8 @@ type materializer struct {
 	opts MaterializeOptions
 	// fresh tells that the tree is new and not in its place yet, so that files need no detour.
 	fresh bool
+	// haveDirs tells that the folders are there already.
+	haveDirs bool
 
 	image  *agentoci.Image
 	source *spec.Agentfile
@@ -307,14 +309,9 @@ func (m *materializer) seen(target string) string { return path.Join(m.view.Root
 
 // write writes the content.
 func (m *materializer) write(ctx context.Context) error {
-	for _, dir := range []string{workspace.ContextDir, workspace.DataDir, workspace.BinDocsDir, workspace.RuntimeBinDir, workspace.BinDir, path.Dir(workspace.VarLibDir)} {
-		if err := m.fs.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("workspace: %w", err)
-		}
-	}
-	for _, dir := range workspace.WritableDirs() {
-		if err := m.fs.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("workspace: %w", err)
+	if !m.haveDirs {
+		if err := makeDirs(m.fs, ""); err != nil {
+			return err
 		}
 	}
 	for _, c := range m.source.Contexts {

@@ -99,8 +99,16 @@ func (a *Agent) newMaterializer() (*materializer, error) {
 	if a.provider == nil {
 		return m, nil
 	}
-	if err := removeAll(a.home, newTree); err != nil {
-		return nil, fmt.Errorf("workspace: %w", err)
+	a.mu.Lock()
+	m.haveDirs, a.blank = a.blank, false
+	a.mu.Unlock()
+	if !m.haveDirs {
+		// A tree that the handle does not know of was never run: its making was cut short.
+		for _, left := range []string{newTree, treeDir} {
+			if err := removeAll(a.home, left); err != nil {
+				return nil, fmt.Errorf("workspace: %w", err)
+			}
+		}
 	}
 	fs, err := a.home.Chroot(newTree)
 	if err != nil {
@@ -143,8 +151,11 @@ func (a *Agent) adopt(m *materializer, creds credentials, inherit bool) error {
 		a.handle.AgentYAML = string(text)
 		a.handle.Source = m.source.Clone()
 		a.handle.hideEnvs(a.handle.Source)
-		if err := a.handle.write(a.home, false); err != nil {
-			return err
+		// A run writes the handle in a moment, with what its start adds.
+		if a.run == nil {
+			if err := a.handle.write(a.home, false); err != nil {
+				return err
+			}
 		}
 	}
 	a.runtime = m.runtime()

@@ -65,6 +65,8 @@ type Provider struct {
 	launcher  *sandbox.Launcher
 	sealer    *sealer
 	programs  *programs
+	// blanks is nil where the folder is not on disk.
+	blanks *blanks
 
 	mu     sync.Mutex
 	agents map[uuid.UUID]*Agent
@@ -117,6 +119,11 @@ func (p *Provider) doSetup() error {
 	if p.programs, err = newPrograms(p.root, p.disk); err != nil {
 		return err
 	}
+	if p.disk {
+		if p.blanks, err = newBlanks(p.root, p.passMode()); err != nil {
+			return fmt.Errorf("agents folder: %w", err)
+		}
+	}
 	if !p.disk && p.level != "" && p.level != sandbox.Off {
 		return fmt.Errorf("sandbox level %s: %w: the agents' folder is not on disk; leave the level away or name off", p.level, sandbox.ErrUnsupported)
 	}
@@ -128,7 +135,7 @@ func (p *Provider) launch() (*sandbox.Launcher, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, errors.New("provider is closed")
+		return nil, errClosed
 	}
 	if p.launcher == nil {
 		l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: p.monitor, Logger: p.logger})
@@ -218,7 +225,12 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 			_ = removeAll(p.root, id.String())
 		}
 	}()
-	if a.home, err = p.agentHome(id, true); err != nil {
+	if a.blank = p.blanks.take(id.String()); !a.blank {
+		if err := p.makeHome(id); err != nil {
+			return nil, err
+		}
+	}
+	if a.home, err = p.agentHome(id); err != nil {
 		return nil, err
 	}
 	a.handle = &handle{Version: handleVersion, ID: id, CreatedAt: time.Now().UTC(), UID: a.uid}
@@ -259,7 +271,7 @@ func (p *Provider) claim(a *Agent) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return errors.New("provider is closed")
+		return errClosed
 	}
 	if _, ok := p.agents[a.id]; ok {
 		return ErrExists
@@ -288,19 +300,21 @@ func (p *Provider) release(a *Agent) {
 	}
 }
 
-// agentHome is the folder of agent id: open to nobody but the owner, and for passing through to
+// makeHome makes the folder of agent id: open to nobody but the owner, and for passing through to
 // the agent's own user.
-func (p *Provider) agentHome(id uuid.UUID, make bool) (billy.Filesystem, error) {
+func (p *Provider) makeHome(id uuid.UUID) error {
 	name := id.String()
-	if make {
-		if err := p.root.MkdirAll(name, p.passMode()); err != nil {
-			return nil, fmt.Errorf("agent folder: %w", err)
-		}
-		if err := p.root.MkdirAll(p.root.Join(name, stateDir), 0o700); err != nil {
-			return nil, fmt.Errorf("agent folder: %w", err)
-		}
+	if err := p.root.MkdirAll(name, p.passMode()); err != nil {
+		return fmt.Errorf("agent folder: %w", err)
 	}
-	home, err := p.root.Chroot(name)
+	if err := p.root.MkdirAll(p.root.Join(name, stateDir), 0o700); err != nil {
+		return fmt.Errorf("agent folder: %w", err)
+	}
+	return nil
+}
+
+func (p *Provider) agentHome(id uuid.UUID) (billy.Filesystem, error) {
+	home, err := p.root.Chroot(id.String())
 	if err != nil {
 		return nil, fmt.Errorf("agent folder: %w", err)
 	}
@@ -365,7 +379,7 @@ func (p *Provider) load(id uuid.UUID, options AgentOptions) (*Agent, error) {
 	if have {
 		return nil, nil
 	}
-	home, err := p.agentHome(id, false)
+	home, err := p.agentHome(id)
 	if err != nil {
 		return nil, err
 	}
@@ -433,6 +447,8 @@ func (p *Provider) Close() error {
 		return nil
 	}
 	p.closed = true
+	// From here on what was not set up never is.
+	p.setupOnce.Do(func() { p.setupErr = errClosed })
 	launcher := p.launcher
 	agents := make([]*Agent, 0, len(p.agents))
 	for _, a := range p.agents {
@@ -446,6 +462,7 @@ func (p *Provider) Close() error {
 	if launcher != nil {
 		errs = append(errs, launcher.Close())
 	}
+	p.blanks.close()
 	return errors.Join(errs...)
 }
 

@@ -57,6 +57,8 @@ var (
 	ErrHandle = errors.New("unusable handle")
 )
 
+var errClosed = errors.New("provider is closed")
+
 // RuntimeBin is where the runtime's program lies in an agent's tree. It is a variable only since
 // the separator is the host's.
 var RuntimeBin = filepath.FromSlash(workspace.RuntimeBin)
