@@ -49,7 +49,12 @@ func (a *app) report(ctx context.Context, err error) int {
 	if errors.As(err, &code) {
 		return int(code)
 	}
-	fmt.Fprintln(a.err, "otters: "+oneLine(message(ctx, err)))
+	// Errors of an Agentfile come with the lines they are about.
+	first, rest, _ := strings.Cut(message(ctx, err), "\n")
+	fmt.Fprintln(a.err, "otters: "+oneLine(first))
+	for line := range strings.Lines(rest) {
+		fmt.Fprintln(a.err, "  "+oneLine(line))
+	}
 	for _, line := range beneath(err) {
 		fmt.Fprintln(a.err, "  "+oneLine(line))
 	}
