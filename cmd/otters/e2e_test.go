@@ -196,7 +196,7 @@ func TestDaemonStartThatFailsSaysWhy(t *testing.T) {
 	}
 }
 
-// TestBadInput is the list of issue "First: an agent runs": each ends in one clear line, a code
+// TestBadInput is what people get wrong: each ends in one clear message, a code
 // other than 0, and nothing half-made.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
@@ -223,7 +223,7 @@ func TestBadInput(t *testing.T) {
 		"unknown image":        {[]string{"run", "nosuch:1"}, "nosuch:1"},
 		"bad tag":              {[]string{"build", "-t", "UPPER//x", guide(t)}, "UPPER//x"},
 		"missing Agentfile":    {[]string{"build", "-t", "a", empty}, "no Agentfile in it"},
-		"syntax error":         {[]string{"build", "-t", "a", broken}, "Agentfile:2:3"},
+		"syntax error":         {[]string{"build", "-t", "a", broken}, "Agentfile:2:3: "},
 		"unknown agent":        {[]string{"prompt", "nobody", "hi"}, "nobody"},
 		"unknown provider":     {[]string{"run", "guide", "--name", "m", "--model", "nosuch/x"}, "nosuch"},
 		"bad model":            {[]string{"run", "guide", "--model", "noslash"}, "noslash"},

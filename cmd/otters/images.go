@@ -62,7 +62,7 @@ func (a *app) build(cmd *cobra.Command, c *client.Client, opts client.BuildOptio
 		return fmt.Errorf("build %s: %w", dir, err)
 	}
 	if err != nil {
-		return err
+		return agentfileError{err}
 	}
 	for _, w := range r.GetWarnings() {
 		fmt.Fprintln(a.err, "warning: "+oneLine(w))

@@ -40,6 +40,11 @@ type explained struct {
 
 func (e explained) Unwrap() error { return e.error }
 
+// agentfileError is an error of a build: it comes with the lines of the Agentfile that it is about.
+type agentfileError struct{ error }
+
+func (e agentfileError) Unwrap() error { return e.error }
+
 // report prints err and returns the exit code it stands for.
 func (a *app) report(ctx context.Context, err error) int {
 	if err == nil {
@@ -49,9 +54,11 @@ func (a *app) report(ctx context.Context, err error) int {
 	if errors.As(err, &code) {
 		return int(code)
 	}
-	// Errors of an Agentfile come with the lines they are about.
-	first, rest, _ := strings.Cut(message(ctx, err), "\n")
-	fmt.Fprintln(a.err, "otters: "+oneLine(first))
+	text, rest := message(ctx, err), ""
+	if errors.As(err, new(agentfileError)) {
+		text, rest, _ = strings.Cut(text, "\n")
+	}
+	fmt.Fprintln(a.err, "otters: "+oneLine(text))
 	for line := range strings.Lines(rest) {
 		fmt.Fprintln(a.err, "  "+oneLine(line))
 	}
