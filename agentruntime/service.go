@@ -3,7 +3,6 @@ package agentruntime
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -141,21 +140,42 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 		return out, false, storeStatus(ctx, err)
 	}
 	rec := &turn{store: st, session: p.session, run: p.metadata["otters-run"]}
-	var last loop.Event
+	var held []loop.Event
 	out, err = s.loop.Run(ctx, loop.Turn{
 		History: history, Prompt: p.text, Metadata: p.metadata, Recorder: rec,
 		Observe: func(e loop.Event) {
-			if last = e; e.Type != loop.TurnFinish {
-				observe(e)
+			// The end is stored before it is told, so that a caller who saw it finds it.
+			if rec.pending != nil || e.Type == loop.MessageCreate || e.Type == loop.Error || e.Type == loop.TurnFinish {
+				held = append(held, e)
+				return
 			}
+			observe(e)
 		},
 	})
-	// The end is stored before it is told, so that a caller who saw it finds it.
 	if ferr := rec.finish(context.WithoutCancel(ctx), out); ferr != nil {
-		err = errors.Join(err, fmt.Errorf("%w: %w", errRecord, ferr))
+		held, err = unstored(held, ferr), errors.Join(err, ferr)
+		out.Reason = loop.Interrupted
 	}
-	observe(last)
+	for _, e := range held {
+		observe(e)
+	}
 	return out, true, err
+}
+
+// unstored are the events of an end that could not be stored.
+func unstored(events []loop.Event, err error) []loop.Event {
+	var told []loop.Event
+	for _, e := range events {
+		switch e.Type {
+		case loop.MessageCreate, loop.Error:
+			continue
+		case loop.TurnFinish:
+			told = append(told, loop.Event{Type: loop.Error, Step: e.Step, Content: err.Error()})
+			e.Reason = loop.Interrupted
+		}
+		told = append(told, e)
+	}
+	return told
 }
 
 // storeStatus is the status of an error of the store.

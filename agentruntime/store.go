@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,9 @@ var errNewerSchema = errors.New("it was written by a newer version of the runtim
 type store struct {
 	db   *sql.DB
 	lock *os.File // the folder, locked while a runtime serves it
+
+	mu       sync.Mutex
+	prepared map[string]*sql.Stmt // by their text; the one connection keeps them
 }
 
 // opening is a store that is being opened while the rest starts.
@@ -240,71 +244,6 @@ func (s *store) migrate(ctx context.Context, version int) error {
 	return err
 }
 
-// write runs f in a transaction.
-func (s *store) write(ctx context.Context, f func(*sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	if err := f(tx); err != nil {
-		return errors.Join(err, tx.Rollback())
-	}
-	return tx.Commit()
-}
-
-// turn is one that is being recorded. It is a loop.Recorder; the turn is made with its first message.
-type turn struct {
-	store   *store
-	session string
-	run     string
-	id      int64
-	seq     int
-}
-
-var _ loop.Recorder = (*turn)(nil)
-
-// Record is loop.Recorder's.
-func (t *turn) Record(ctx context.Context, m loop.Message) error {
-	body, err := json.Marshal(m)
-	if err != nil {
-		return err
-	}
-	now := time.Now().Unix()
-	err = t.store.write(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, last_active) VALUES (?, ?)
-			ON CONFLICT (id) DO UPDATE SET last_active = excluded.last_active`, t.session, now); err != nil {
-			return err
-		}
-		if t.id == 0 {
-			res, err := tx.ExecContext(ctx, "INSERT INTO turns (session, run, started_at) VALUES (?, ?, ?)", t.session, t.run, now)
-			if err != nil {
-				return err
-			}
-			if t.id, err = res.LastInsertId(); err != nil {
-				return err
-			}
-		}
-		t.seq++
-		_, err := tx.ExecContext(ctx, "INSERT INTO messages (turn, seq, role, body, created_at) VALUES (?, ?, ?, ?, ?)",
-			t.id, t.seq, m.Role, string(body), now)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("%w: %w", errRecord, err)
-	}
-	return nil
-}
-
-// finish keeps why the turn ended and what it used.
-func (t *turn) finish(ctx context.Context, out loop.Outcome) error {
-	if t.id == 0 {
-		return nil
-	}
-	_, err := t.store.db.ExecContext(ctx, "UPDATE turns SET reason = ?, finished_at = ?, input_tokens = ?, output_tokens = ? WHERE id = ?",
-		out.Reason, time.Now().Unix(), out.Usage.InputTokens, out.Usage.OutputTokens, t.id)
-	return err
-}
-
 // storedTurn is a turn with its messages.
 type storedTurn struct {
 	id       int64
@@ -316,10 +255,11 @@ type storedTurn struct {
 
 // turns are the newest limit turns of a session, oldest first.
 func (s *store) turns(ctx context.Context, session string, limit int) ([]storedTurn, error) {
-	rows, err := s.db.QueryContext(ctx, `
+	// The limit stands in the text: SQLite parses a statement again for each value given apart.
+	rows, err := s.query(ctx, `
 		SELECT t.id, t.reason, t.started_at, m.body, m.created_at
-		FROM (SELECT id, reason, started_at FROM turns WHERE session = ? ORDER BY id DESC LIMIT ?) t
-		JOIN messages m ON m.turn = t.id ORDER BY t.id, m.seq`, session, limit)
+		FROM (SELECT id, reason, started_at FROM turns WHERE session = ? ORDER BY id DESC LIMIT `+strconv.Itoa(limit)+`) t
+		JOIN messages m ON m.turn = t.id ORDER BY t.id, m.seq`, session)
 	if err != nil {
 		return nil, err
 	}

@@ -77,6 +77,11 @@ func handRun(b *built, root string) *exec.Cmd {
 
 // spawn starts cmd on an inherited listener and returns the time from then to its first answer.
 func spawn(ctx context.Context, cmd *exec.Cmd) (time.Duration, error) {
+	return spawnWith(ctx, cmd, func(string) error { return nil })
+}
+
+// spawnWith does the same, and calls then with the address before it ends the program.
+func spawnWith(ctx context.Context, cmd *exec.Cmd, then func(address string) error) (time.Duration, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return 0, err
@@ -101,14 +106,17 @@ func spawn(ctx context.Context, cmd *exec.Cmd) (time.Duration, error) {
 		return 0, err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	limited, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	res, err := agentv1.NewAgentRuntimeClient(conn).Ready(ctx, &agentv1.ReadyRequest{})
+	res, err := agentv1.NewAgentRuntimeClient(conn).Ready(limited, &agentv1.ReadyRequest{})
 	took := time.Since(start)
-	if err == nil && !res.Ready {
-		err = fmt.Errorf("it says that it is not ready")
+	switch {
+	case err != nil:
+		return took, err
+	case !res.Ready:
+		return took, fmt.Errorf("it says that it is not ready")
 	}
-	return took, err
+	return took, then(ln.Addr().String())
 }
 
 // createToReady is the time from the call until the daemon says ready. The agent is then removed.

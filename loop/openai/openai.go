@@ -48,8 +48,8 @@ type Options struct {
 
 // Model is a loop.Model. It is safe for use by several goroutines at once.
 type Model struct {
-	opts Options
-	svc  openai.ChatCompletionService
+	opts   Options
+	client openai.Client
 }
 
 var _ loop.Model = (*Model)(nil)
@@ -85,7 +85,7 @@ func New(opts Options) (*Model, error) {
 	if opts.APIKey != "" {
 		ropts = append(ropts, option.WithAPIKey(opts.APIKey))
 	}
-	return &Model{opts: opts, svc: openai.NewChatCompletionService(ropts...)}, nil
+	return &Model{opts: opts, client: openai.Client{Options: ropts}}, nil
 }
 
 var errRedirect = errors.New("the provider redirects, which would take the key elsewhere; set its final address")
@@ -110,7 +110,9 @@ func (m *Model) Stream(ctx context.Context, req loop.Request) iter.Seq2[loop.Del
 		for k, v := range req.Metadata {
 			opts = append(opts, option.WithHeader(k, v))
 		}
-		stream := m.svc.NewStreaming(ctx, params, opts...)
+		var resp *http.Response
+		err = m.client.Post(ctx, "chat/completions", params, &resp, append(opts, option.WithJSONSet("stream", true))...)
+		stream := ssestream.NewStream[chunk](ssestream.NewDecoder(resp), err)
 		defer stream.Close()
 		if !m.relay(stream, timer, yield) {
 			return
@@ -126,21 +128,21 @@ func (m *Model) Stream(ctx context.Context, req loop.Request) iter.Seq2[loop.Del
 
 // relay yields what the stream brings and tells whether anyone still listens. Usage comes in a chunk
 // after the one that tells the finish, so the finish is held back until the stream ends.
-func (m *Model) relay(stream *ssestream.Stream[openai.ChatCompletionChunk], idle *time.Timer, yield func(loop.Delta, error) bool) bool {
+func (m *Model) relay(stream *ssestream.Stream[chunk], idle *time.Timer, yield func(loop.Delta, error) bool) bool {
 	finish := loop.Delta{Kind: loop.DeltaFinish}
 	finished := false
 	for stream.Next() {
 		idle.Reset(m.opts.IdleTimeout)
-		chunk := stream.Current()
-		if chunk.JSON.Usage.Valid() && !yield(usageDelta(chunk.Usage), nil) {
+		c := stream.Current()
+		if c.Usage != nil && !yield(c.Usage.delta(), nil) {
 			return false
 		}
-		for i := range chunk.Choices {
-			choice := &chunk.Choices[i]
+		for i := range c.Choices {
+			choice := &c.Choices[i]
 			if choice.Index != 0 {
 				continue
 			}
-			if !relayDelta(&choice.Delta, yield) {
+			if !choice.relay(yield) {
 				return false
 			}
 			if choice.FinishReason != "" {
@@ -152,44 +154,4 @@ func (m *Model) relay(stream *ssestream.Stream[openai.ChatCompletionChunk], idle
 		return yield(finish, nil)
 	}
 	return true
-}
-
-func usageDelta(u openai.CompletionUsage) loop.Delta {
-	return loop.Delta{Kind: loop.DeltaUsage, Usage: loop.Usage{
-		InputTokens:     max(0, u.PromptTokens),
-		OutputTokens:    max(0, u.CompletionTokens),
-		CachedTokens:    max(0, u.PromptTokensDetails.CachedTokens),
-		ReasoningTokens: max(0, u.CompletionTokensDetails.ReasoningTokens),
-	}}
-}
-
-func relayDelta(d *openai.ChatCompletionChunkChoiceDelta, yield func(loop.Delta, error) bool) bool {
-	if text := reasoning(d); text != "" && !yield(loop.Delta{Kind: loop.DeltaReasoning, Text: text}, nil) {
-		return false
-	}
-	if d.Content != "" && !yield(loop.Delta{Kind: loop.DeltaText, Text: d.Content}, nil) {
-		return false
-	}
-	if d.Refusal != "" && !yield(loop.Delta{Kind: loop.DeltaText, Text: d.Refusal}, nil) {
-		return false
-	}
-	for i := range d.ToolCalls {
-		c := &d.ToolCalls[i]
-		if !yield(loop.Delta{
-			Kind: loop.DeltaCall, Index: int(c.Index), ID: c.ID, Name: c.Function.Name, Text: c.Function.Arguments,
-		}, nil) {
-			return false
-		}
-	}
-	return true
-}
-
-func finishOf(reason string) loop.Finish {
-	switch reason {
-	case "length":
-		return loop.FinishLength
-	case "content_filter":
-		return loop.FinishFiltered
-	}
-	return loop.FinishStop
 }

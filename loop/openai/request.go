@@ -90,18 +90,3 @@ func appendMessage(to []openai.ChatCompletionMessageParamUnion, msg loop.Message
 	}
 	return append(to, openai.ChatCompletionMessageParamUnion{OfAssistant: &a})
 }
-
-// reasoning is the text that several servers stream beside the format, under one of two names.
-func reasoning(d *openai.ChatCompletionChunkChoiceDelta) string {
-	for _, name := range []string{"reasoning_content", "reasoning"} {
-		f, ok := d.JSON.ExtraFields[name]
-		if !ok {
-			continue
-		}
-		var text string
-		if json.Unmarshal([]byte(f.Raw()), &text) == nil && text != "" {
-			return text
-		}
-	}
-	return ""
-}

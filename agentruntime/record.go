@@ -1,0 +1,183 @@
+package agentruntime
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/otters-sh/otters/loop"
+)
+
+// maxPrepared bounds the queries that are kept; their texts differ by limits that callers choose.
+const maxPrepared = 64
+
+// stmt is the statement of a text, prepared once: to parse it again would cost more than to run it.
+func (s *store) stmt(text string) (*sql.Stmt, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st := s.prepared[text]; st != nil {
+		return st, nil
+	}
+	st, err := s.db.Prepare(text)
+	if err != nil {
+		return nil, err
+	}
+	if s.prepared == nil {
+		s.prepared = make(map[string]*sql.Stmt)
+	}
+	s.prepared[text] = st
+	return st, nil
+}
+
+// full tells that a query of this text is not to be kept.
+func (s *store) full(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.prepared) >= maxPrepared && s.prepared[text] == nil
+}
+
+// query runs a statement whose answer is short. The context is looked at once: to watch it costs a
+// goroutine each time.
+func (s *store) query(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if s.full(text) {
+		return s.db.QueryContext(context.WithoutCancel(ctx), text, args...)
+	}
+	st, err := s.stmt(text)
+	if err != nil {
+		return nil, err
+	}
+	return st.QueryContext(context.WithoutCancel(ctx), args...)
+}
+
+// step is a statement of a transaction.
+type step struct {
+	text string
+	args []any
+}
+
+// apply runs steps in one transaction and returns the last row number that they gave, which tables
+// without row numbers leave as it is.
+func (s *store) apply(ctx context.Context, steps ...step) (last int64, err error) {
+	// All are prepared before the connection is taken, since there is but one.
+	stmts := make([]*sql.Stmt, len(steps))
+	for i, step := range steps {
+		if stmts[i], err = s.stmt(step.text); err != nil {
+			return 0, err
+		}
+	}
+	ctx = context.WithoutCancel(ctx)
+	err = s.write(ctx, func(tx *sql.Tx) error {
+		for i, step := range steps {
+			res, err := tx.StmtContext(ctx, stmts[i]).ExecContext(ctx, step.args...)
+			if err != nil {
+				return err
+			}
+			if last, err = res.LastInsertId(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return last, err
+}
+
+// write runs f in a transaction.
+func (s *store) write(ctx context.Context, f func(*sql.Tx) error) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if err := f(tx); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
+}
+
+const (
+	touchSession = `INSERT INTO sessions (id, last_active) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET last_active = excluded.last_active`
+	insertTurn   = `INSERT INTO turns (session, run, started_at) VALUES (?, ?, ?)`
+	// insertFirst is for the turn that the statement before it inserted; messages have no row number.
+	insertFirst   = `INSERT INTO messages (turn, seq, role, body, created_at) VALUES (last_insert_rowid(), ?, ?, ?, ?)`
+	insertMessage = `INSERT INTO messages (turn, seq, role, body, created_at) VALUES (?, ?, ?, ?, ?)`
+	finishTurn    = `UPDATE turns SET reason = ?, finished_at = ?, input_tokens = ?, output_tokens = ? WHERE id = ?`
+)
+
+// turn is one that is being recorded. It is a loop.Recorder; the turn is made with its first message.
+// An answer without calls is the turn's last message, and is stored together with the turn's end.
+type turn struct {
+	store   *store
+	session string
+	run     string
+	id      int64
+	seq     int
+	pending *step
+}
+
+var _ loop.Recorder = (*turn)(nil)
+
+// Record is loop.Recorder's.
+func (t *turn) Record(ctx context.Context, m loop.Message) error {
+	body, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	now := time.Now().Unix()
+	t.seq++
+	if t.id == 0 {
+		t.id, err = t.store.apply(ctx,
+			step{touchSession, []any{t.session, now}},
+			step{insertTurn, []any{t.session, t.run, now}},
+			step{insertFirst, []any{t.seq, string(m.Role), string(body), now}})
+	} else {
+		message := step{insertMessage, []any{t.id, t.seq, string(m.Role), string(body), now}}
+		if m.Role == loop.RoleAssistant && !hasCalls(m) {
+			t.pending = &message
+			return nil
+		}
+		_, err = t.store.apply(ctx, append(t.take(), message)...)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errRecord, err)
+	}
+	return nil
+}
+
+func hasCalls(m loop.Message) bool {
+	for _, p := range m.Parts {
+		if p.Kind == loop.KindCall {
+			return true
+		}
+	}
+	return false
+}
+
+// take is what is left to be stored.
+func (t *turn) take() []step {
+	if t.pending == nil {
+		return nil
+	}
+	p := *t.pending
+	t.pending = nil
+	return []step{p}
+}
+
+// finish stores what is left, why the turn ended and what it used.
+func (t *turn) finish(ctx context.Context, out loop.Outcome) error {
+	if t.id == 0 {
+		return nil
+	}
+	now := time.Now().Unix()
+	_, err := t.store.apply(ctx, append(t.take(),
+		step{touchSession, []any{t.session, now}},
+		step{finishTurn, []any{string(out.Reason), now, out.Usage.InputTokens, out.Usage.OutputTokens, t.id}})...)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errRecord, err)
+	}
+	return nil
+}
