@@ -34,11 +34,19 @@ func (x *exchange) getBlob() error {
 	if err := checkDigest(d); err != nil {
 		return err
 	}
-	f, err := x.store.find(x.r.Context(), findBlob, x.r.Method == http.MethodGet, x.repository, string(d))
+	f, err := x.find(findBlob, x.repository, string(d))
 	if err != nil {
 		return unknown(fmt.Errorf("blob %s in %s: %w", d, x.repository, err), codeBlobUnknown)
 	}
 	return x.send(f, "application/octet-stream")
+}
+
+// find looks up what GET reads, or HEAD asks for.
+func (x *exchange) find(query string, args ...any) (*found, error) {
+	if x.r.Method == http.MethodGet {
+		return x.store.find(x.r.Context(), query, true, args...)
+	}
+	return x.store.findPresent(x.r.Context(), query, args...)
 }
 
 func (x *exchange) deleteBlob() error {
@@ -92,7 +100,7 @@ func (x *exchange) mount(d digest.Digest, from string) (bool, error) {
 	if err := checkName(from); err != nil {
 		return false, err
 	}
-	err := x.store.write(x.r.Context(), 0, func(w *writer) error { return w.mount(d, from, x.repository) })
+	err := x.store.write(x.r.Context(), 0, func(w *writer) error { return w.mount(d, from, x.repository, x.store.leases) })
 	if errors.Is(err, errdef.ErrNotFound) {
 		return false, nil
 	}

@@ -35,7 +35,8 @@ func (x *exchange) getManifest() error {
 	if err != nil {
 		return err
 	}
-	f, err := x.store.findReference(x.r.Context(), x.repository, tag, d, x.r.Method == http.MethodGet)
+	query, args := referenceQuery(x.repository, tag, d)
+	f, err := x.find(query, args...)
 	if err != nil {
 		return unknown(fmt.Errorf("manifest %s in %s: %w", abbreviate(x.reference), x.repository, err), codeManifestUnknown)
 	}

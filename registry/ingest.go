@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/opencontainers/go-digest"
@@ -134,10 +135,12 @@ func (g *ingest) place(d digest.Digest) error {
 	}
 	name := fmt.Sprintf("%s-%s-%s", d.Algorithm(), d.Encoded(), hex.EncodeToString(unique[:]))
 	path := filepath.Join(g.store.blobsPath(), name)
+	g.store.leases.placing(name)
+	g.name = name
 	if err := os.Rename(g.path, path); err != nil {
 		return err
 	}
-	g.path, g.name = path, name
+	g.path = path
 	return g.store.folder.sync()
 }
 
@@ -147,12 +150,31 @@ func (g *ingest) discard() {
 		_ = g.file.Close()
 		_ = os.Remove(g.path)
 		g.file = nil
+		g.store.leases.placed(g.name)
 	}
 	g.row = nil
 }
 
 // keep leaves the file to the row that was committed for it.
-func (g *ingest) keep() { g.file = nil }
+func (g *ingest) keep() {
+	if g.file != nil {
+		g.file = nil
+		g.store.leases.placed(g.name)
+	}
+}
+
+// keepUncertain leaves the file to a row that only the next opening of the store will show or not;
+// until then nobody may take it for an orphan.
+func (g *ingest) keepUncertain() { g.file = nil }
+
+// digestOfFile is the digest in the name that place gives a file; "" for any other name.
+func digestOfFile(name string) string {
+	parts := strings.Split(name, "-")
+	if len(parts) != 3 {
+		return ""
+	}
+	return parts[0] + ":" + parts[1]
+}
 
 // folderSync makes renames into a folder durable. Callers that arrive during a sync share the next
 // one.

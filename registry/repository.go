@@ -49,7 +49,7 @@ func (r *Repository) Resolve(ctx context.Context, reference string) (ocispec.Des
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	f, err := r.store.findReference(ctx, r.name, tag, d, false)
+	f, err := r.store.findReference(ctx, r.name, tag, d)
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("%s in %s: %w", reference, r.name, err)
 	}

@@ -56,8 +56,14 @@ type Store struct {
 	commits *committer
 	folder  *folderSync
 	uploads *sessions
-	stmts   sync.Map // of *sql.Stmt on db, by text
-	closed  atomic.Bool
+	leases  *leases
+	opened  int64 // seconds since 1970
+	// sweep is held for writing while a collection removes, and for reading by whoever takes a lease
+	// on what is found present.
+	sweep      sync.RWMutex
+	collecting sync.Mutex
+	stmts      sync.Map // of *sql.Stmt on db, by text
+	closed     atomic.Bool
 
 	closeOnce sync.Once
 	closeErr  error
@@ -97,7 +103,7 @@ func open(dir string, opts Options) (_ *Store, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	s := &Store{dir: dir, opts: opts}
+	s := &Store{dir: dir, opts: opts, leases: newLeases(opts.Now), opened: opts.Now().Unix()}
 	if s.lock, err = lockFolder(filepath.Join(dir, "lock")); err != nil {
 		return nil, err
 	}

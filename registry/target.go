@@ -123,7 +123,7 @@ func (s *Store) exists(ctx context.Context, repository string, target ocispec.De
 	case repository != "":
 		query, args = findMember, []any{repository, string(target.Digest)}
 	}
-	f, err := s.find(ctx, query, false, args...)
+	f, err := s.findPresent(ctx, query, args...)
 	if errors.Is(err, errdef.ErrNotFound) {
 		return false, nil
 	}
@@ -136,18 +136,35 @@ func (s *Store) Resolve(ctx context.Context, reference string) (ocispec.Descript
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	f, err := s.findReference(ctx, name, tag, d, false)
+	f, err := s.findReference(ctx, name, tag, d)
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("%s: %w", reference, err)
 	}
 	return f.descriptor(), nil
 }
 
-func (s *Store) findReference(ctx context.Context, name, tag string, d digest.Digest, withData bool) (*found, error) {
-	if tag != "" {
-		return s.find(ctx, findTag, withData, name, tag)
+// findPresent runs a query of find for somebody who may push next, and so may count on what is found.
+func (s *Store) findPresent(ctx context.Context, query string, args ...any) (*found, error) {
+	s.sweep.RLock()
+	defer s.sweep.RUnlock()
+	f, err := s.find(ctx, query, false, args...)
+	if err == nil {
+		s.leases.take(f.digest)
 	}
-	return s.find(ctx, findManifest, withData, name, string(d))
+	return f, err
+}
+
+func (s *Store) findReference(ctx context.Context, name, tag string, d digest.Digest) (*found, error) {
+	query, args := referenceQuery(name, tag, d)
+	return s.find(ctx, query, false, args...)
+}
+
+// referenceQuery finds the manifest of a repository by tag or, where that is "", by digest.
+func referenceQuery(name, tag string, d digest.Digest) (query string, args []any) {
+	if tag != "" {
+		return findTag, []any{name, tag}
+	}
+	return findManifest, []any{name, string(d)}
 }
 
 // Tag points "repository:tag" at a stored manifest and makes all that it leads to visible in the

@@ -41,6 +41,7 @@ func (s *Store) write(ctx context.Context, size int, op func(*writer) error) err
 // "". It takes the ingest over.
 func (s *Store) commitBlob(ctx context.Context, g *ingest, d digest.Digest, repository string) error {
 	added := false
+	s.leases.take(d)
 	err := s.write(ctx, len(g.row), func(w *writer) error {
 		id, fresh, err := w.addContent(d, g.size, s.now(), g.row, g.name)
 		if err != nil {
@@ -56,9 +57,12 @@ func (s *Store) commitBlob(ctx context.Context, g *ingest, d digest.Digest, repo
 		}
 		return w.addMember(repo, id, "")
 	})
-	if err == nil && added || errors.Is(err, errCommit) {
-		// After a failed commit the row may still come back with the log: its file must be there.
+	switch {
+	case err == nil && added:
 		g.keep()
+	case errors.Is(err, errCommit):
+		// The row may still come back with the log: its file must be there.
+		g.keepUncertain()
 	}
 	g.discard()
 	return err
@@ -67,6 +71,7 @@ func (s *Store) commitBlob(ctx context.Context, g *ingest, d digest.Digest, repo
 // commitManifest makes a manifest visible in the store and, unless repository is "", there, with
 // tags. All that it requires must be present, in the repository or in the store.
 func (s *Store) commitManifest(ctx context.Context, m *manifest, repository string, tags []string) error {
+	s.leases.take(m.digest)
 	return s.write(ctx, len(m.data), func(w *writer) error {
 		var repo int64
 		if repository != "" {
@@ -281,7 +286,7 @@ func (w *writer) removeMember(repository string, d digest.Digest, asManifest boo
 }
 
 // mount makes a blob of one repository visible in another; errdef.ErrNotFound when it has none.
-func (w *writer) mount(d digest.Digest, from, to string) error {
+func (w *writer) mount(d digest.Digest, from, to string, held *leases) error {
 	var content int64
 	err := w.row("SELECT m.content FROM members m JOIN repositories r ON r.id = m.repository JOIN contents c ON c.id = m.content"+
 		" WHERE r.name = ? AND c.digest = ? AND m.manifest = 0", []any{from, string(d)}, []any{&content})
@@ -291,6 +296,7 @@ func (w *writer) mount(d digest.Digest, from, to string) error {
 	if err != nil {
 		return err
 	}
+	held.take(d)
 	repo, err := w.repository(to)
 	if err != nil {
 		return err
