@@ -94,7 +94,7 @@ var imports = map[string]string{
 	"internal/modelserver": "",
 	"internal/bench":       "client daemon executor gateway internal/modelserver model proto registry sandbox spec system workspace",
 
-	"cmd/otters":         "client proto internal/home testdata/agents",
+	"cmd/otters":         "client proto spec internal/home testdata/agents",
 	"cmd/ottersd":        "daemon internal/home gateway system registry sandbox",
 	"cmd/otters-runtime": "agentruntime proto loop",
 	"cmd/otters-sandbox": "sandbox",

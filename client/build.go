@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"strings"
 
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
@@ -34,8 +35,11 @@ type BuildOptions struct {
 	// Args are values for ARG.
 	Args map[string]string
 	// Source is the build folder, such as (*os.Root).FS. Where it is no fs.ReadLinkFS a symlink in
-	// it is an error.
+	// it is an error. What its .agentignore names is left out, but never the Agentfile.
 	Source fs.FS
+	// Archive is the build folder as a tar archive, not compressed, in place of Source. It is sent as
+	// it is.
+	Archive io.Reader
 }
 
 // Build sends the build folder and returns when the image is tagged. Errors about the folder wrap
@@ -45,8 +49,18 @@ func (c *Client) Build(ctx context.Context, opts BuildOptions) (*daemonv1.BuildR
 	if file == "" {
 		file = "Agentfile"
 	}
-	if err := checkFile(opts.Source, file); err != nil {
-		return nil, err
+	write := func(w io.Writer) error { return copyArchive(ctx, w, opts.Archive) }
+	if opts.Archive == nil {
+		if err := checkFile(opts.Source, file); err != nil {
+			return nil, err
+		}
+		ignore, err := readIgnore(opts.Source)
+		if err != nil {
+			return nil, err
+		}
+		write = func(w io.Writer) error {
+			return (&archiver{maxBytes: MaxArchiveBytes, maxEntries: MaxArchiveEntries, ignore: ignore, keep: file}).write(ctx, w, opts.Source)
+		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -60,7 +74,7 @@ func (c *Client) Build(ctx context.Context, opts BuildOptions) (*daemonv1.BuildR
 		out := bufio.NewWriterSize(partWriter(func(p []byte) error {
 			return stream.Send(&daemonv1.BuildRequest{Part: &daemonv1.BuildRequest_Archive{Archive: p}})
 		}), chunk)
-		if err = WriteArchive(ctx, out, opts.Source); err == nil {
+		if err = write(out); err == nil {
 			err = out.Flush()
 		}
 	}
@@ -73,6 +87,33 @@ func (c *Client) Build(ctx context.Context, opts BuildOptions) (*daemonv1.BuildR
 	}
 	r, err := stream.CloseAndRecv()
 	return call(ctx, c, r, err)
+}
+
+// copyArchive tells an error of reading from one of sending, and what can't be an archive at once.
+func copyArchive(ctx context.Context, w io.Writer, r io.Reader) error {
+	in := bufio.NewReaderSize(r, chunk)
+	if first, _ := in.Peek(2); len(first) == 2 && first[0] == 0x1f && first[1] == 0x8b {
+		return fmt.Errorf("%w: the archive is compressed with gzip; decompress it first, as with gunzip", ErrArchive)
+	}
+	read := &source{Reader: in}
+	_, err := io.Copy(w, readerWithContext{ctx, read})
+	if read.err != nil {
+		return fmt.Errorf("%w: %w", ErrArchive, read.err)
+	}
+	return err
+}
+
+// readerWithContext ends between two reads.
+type readerWithContext struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r readerWithContext) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
 }
 
 type partWriter func([]byte) error
@@ -111,6 +152,9 @@ func WriteArchive(ctx context.Context, w io.Writer, source fs.FS) error {
 type archiver struct {
 	maxBytes   int64
 	maxEntries int
+	// ignore is what is left out, but for the file keep.
+	ignore *ignored
+	keep   string
 
 	out     *tar.Writer
 	source  fs.FS
@@ -128,6 +172,16 @@ func (a *archiver) write(ctx context.Context, w io.Writer, source fs.FS) error {
 			return err
 		}
 		if path == "." {
+			return nil
+		}
+		skip, err := a.ignore.match(path)
+		switch {
+		case err != nil:
+			return err
+		case skip && path != a.keep:
+			if entry.IsDir() && !a.ignore.exceptions() && !strings.HasPrefix(a.keep, path+"/") {
+				return fs.SkipDir
+			}
 			return nil
 		}
 		return a.add(path, entry)

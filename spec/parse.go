@@ -166,7 +166,7 @@ func (p *parser) next() bool {
 		return false
 	}
 	p.text, p.src, _ = strings.Cut(p.src, "\n")
-	p.text = strings.TrimSuffix(p.text, "\r")
+	p.text = strings.TrimRight(p.text, "\r")
 	p.line += 1 + p.taken
 	p.body, p.taken = nil, 0
 	return true

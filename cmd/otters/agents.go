@@ -18,9 +18,12 @@ func (a *app) runCommand() *cobra.Command {
 	var envs []string
 	var detach bool
 	cmd := &cobra.Command{
-		Use:   "run [flags] IMAGE",
-		Short: "Create an agent from an image, start it and wait until it is ready",
+		Use:   "run [flags] IMAGE|DIR",
+		Short: "Create an agent from an image or folder, start it and wait until it is ready",
 		Long: `Create an agent from an image, start it and wait until it is ready.
+
+A DIR starts with a dot or slash: it is built first, and its image named by the NAME of its Agentfile,
+or else by the folder.
 
 Prints the agent's name, id and status on one line. An agent that does not get ready stays, as
 "failed", so that inspect and logs can tell why.`,
@@ -40,6 +43,11 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 				}
 			}
 			return a.with(cmd.Context(), func(c *client.Client) error {
+				if isFolder(args[0]) {
+					if req.Image, err = a.buildToRun(cmd.Context(), c, args[0]); err != nil {
+						return err
+					}
+				}
 				agent, err := c.Create(cmd.Context(), &req)
 				if err != nil {
 					return err

@@ -1,26 +1,39 @@
 package main
 
 import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/otters-sh/otters/client"
+	"github.com/otters-sh/otters/spec"
 )
 
 func (a *app) buildCommand() *cobra.Command {
 	var tags, args []string
 	var file string
 	cmd := &cobra.Command{
-		Use:   "build -t NAME[:TAG] [flags] DIR",
+		Use:   "build -t NAME[:TAG] [flags] DIR|-",
 		Short: "Build an agent image from a folder with an Agentfile",
 		Long: fmt.Sprintf(`Build an agent image from a folder with an Agentfile, and store it in the daemon's registry.
 
 The folder is sent to the daemon: its files, folders and symlinks (as symlinks), at most %d of
-them and %s. A socket, device or named pipe in it is an error.`, client.MaxArchiveEntries, size(client.MaxArchiveBytes)),
+them and %s. A socket, device or named pipe in it is an error. What its .agentignore names, in the
+patterns of a .dockerignore, stays behind.
+
+With - standard input is the folder as a tar archive, not compressed, or else an Agentfile that
+names no other file.`, client.MaxArchiveEntries, size(client.MaxArchiveBytes)),
 		Args: exactly(1),
 		RunE: func(cmd *cobra.Command, dirs []string) error {
 			if len(tags) == 0 {
@@ -30,16 +43,29 @@ them and %s. A socket, device or named pipe in it is an error.`, client.MaxArchi
 			if err != nil {
 				return err
 			}
-			root, err := os.OpenRoot(dirs[0])
-			if err != nil {
-				return folderError(dirs[0], err)
+			send := func(opts client.BuildOptions, dir string) error {
+				return a.with(cmd.Context(), func(c *client.Client) error {
+					_, err := a.build(cmd.Context(), c, opts, dir, a.out)
+					return err
+				})
 			}
-			defer root.Close()
-			opts := client.BuildOptions{Tags: tags, File: file, Args: map[string]string{}, Source: root.FS()}
+			opts := client.BuildOptions{Tags: tags, File: file, Args: map[string]string{}}
 			for _, kv := range values {
 				opts.Args[kv[0]] = kv[1]
 			}
-			return a.with(cmd.Context(), func(c *client.Client) error { return a.build(cmd, c, opts, dirs[0]) })
+			if dirs[0] == "-" {
+				if err := a.standardInput(&opts); err != nil {
+					return err
+				}
+				return send(opts, "standard input")
+			}
+			root, err := os.OpenRoot(dirs[0])
+			if err != nil {
+				return folderError("build", dirs[0], err)
+			}
+			defer root.Close()
+			opts.Source = root.FS()
+			return send(opts, dirs[0])
 		},
 	}
 	cmd.Flags().StringArrayVarP(&tags, "tag", "t", nil, "`name[:tag]` of the image; may be given several times")
@@ -48,30 +74,108 @@ them and %s. A socket, device or named pipe in it is an error.`, client.MaxArchi
 	return cmd
 }
 
-func folderError(dir string, err error) error {
+// standardInput makes the build folder of what standard input holds.
+func (a *app) standardInput(opts *client.BuildOptions) error {
+	const magicAt = 257 // where a tar archive of POSIX says that it is one
+	in := bufio.NewReader(a.in)
+	first, err := in.Peek(magicAt + 5)
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return fmt.Errorf("build: standard input: %w", err)
+	case len(first) == 0:
+		return usagef("build: standard input is empty; give a tar archive or an Agentfile")
+	case len(first) > magicAt && string(first[magicAt:]) == "ustar", first[0] == 0x1f:
+		opts.Archive = in
+		return nil
+	case opts.File != "Agentfile":
+		return usagef("build: -f %s names a file of an archive, and standard input is none", opts.File)
+	}
+	text, err := readBounded(in, "build: standard input")
+	if err != nil {
+		return err
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "Agentfile", Mode: 0o644, Size: int64(len(text)), Format: tar.FormatPAX})
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	opts.Archive = &archive
+	return errors.Join(err, w.Close())
+}
+
+func folderError(what, dir string, err error) error {
 	var path *os.PathError
 	if errors.As(err, &path) {
 		err = path.Err
 	}
-	return fmt.Errorf("build: folder %s: %w; name the folder with the Agentfile", dir, err)
+	return fmt.Errorf("%s: folder %s: %w; name the folder with the Agentfile", what, dir, err)
 }
 
-func (a *app) build(cmd *cobra.Command, c *client.Client, opts client.BuildOptions, dir string) error {
-	r, err := c.Build(cmd.Context(), opts)
+func (a *app) build(ctx context.Context, c *client.Client, opts client.BuildOptions, dir string, out io.Writer) (digest string, err error) {
+	r, err := c.Build(ctx, opts)
 	if errors.Is(err, client.ErrArchive) {
-		return fmt.Errorf("build %s: %w", dir, err)
+		return "", fmt.Errorf("build %s: %w", dir, err)
 	}
 	if err != nil {
-		return agentfileError{err}
+		return "", agentfileError{err}
 	}
 	for _, w := range r.GetWarnings() {
 		fmt.Fprintln(a.err, "warning: "+oneLine(w))
 	}
-	l := lines{w: a.out}
+	l := lines{w: out}
 	for _, ref := range r.GetReferences() {
 		l.printf("%s %s\n", neutral(ref, false), neutral(r.GetDigest(), false))
 	}
-	return l.err
+	return r.GetDigest(), l.err
+}
+
+// isFolder tells whether what run was given is a folder to build, which starts with a dot or slash,
+// as no image's name does.
+func isFolder(arg string) bool { return strings.HasPrefix(arg, ".") || strings.HasPrefix(arg, "/") }
+
+// buildToRun builds a folder for run and names the image: as the Agentfile's NAME, or else as the
+// folder.
+func (a *app) buildToRun(ctx context.Context, c *client.Client, dir string) (string, error) {
+	file, err := a.readAgentfile(dir)
+	if err != nil {
+		return "", fmt.Errorf("run: %w", err)
+	}
+	name, err := imageName(file)
+	if err != nil {
+		return "", err
+	}
+	root, err := os.OpenRoot(file.dir)
+	if err != nil {
+		return "", folderError("run", dir, err)
+	}
+	defer root.Close()
+	opts := client.BuildOptions{Tags: []string{name}, File: filepath.Base(file.name), Source: root.FS()}
+	// By digest, since the name may move before the agent is created.
+	digest, err := a.build(ctx, c, opts, dir, a.err)
+	return name + "@" + digest, err
+}
+
+var notInName = regexp.MustCompile(`[^a-z0-9]+`)
+
+func imageName(file agentfile) (string, error) {
+	name := ""
+	// What is wrong with the file, the build tells.
+	if def, err := spec.Parse(file.name, file.text, spec.ParseOptions{}); err == nil {
+		name = def.Name
+	}
+	if name == "" {
+		dir, err := absolute(file.dir)
+		if err != nil {
+			return "", err
+		}
+		name = filepath.Base(dir)
+	}
+	name = strings.Trim(notInName.ReplaceAllString(strings.ToLower(name), "-"), "-")
+	if name == "" {
+		return "", fmt.Errorf("run: folder %s: its name is none for an image; give the Agentfile a NAME", file.dir)
+	}
+	return name + ":latest", nil
 }
 
 func (a *app) imagesCommand() *cobra.Command {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/otters-sh/otters/client"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
 
@@ -193,6 +195,51 @@ func TestBuild(t *testing.T) {
 		outcome{code: 1, err: "otters: build " + dir + ": build folder: no Agentfile in it; write one, or name another with -f\n"})
 	check(t, otters(t.Context(), socket, "", "build", "-t", "a", dir+"/none"),
 		outcome{code: 1, err: "otters: build: folder " + dir + "/none: no such file or directory; name the folder with the Agentfile\n"})
+}
+
+func TestBuildFromStandardInput(t *testing.T) {
+	t.Parallel()
+	f := &fake{}
+	socket := serve(t, f)
+	var archive bytes.Buffer
+	if err := client.WriteArchive(t.Context(), &archive, os.DirFS(guide(t))); err != nil {
+		t.Fatal(err)
+	}
+	for what, in := range map[string]string{"an Agentfile": "FROM scratch\n", "an archive": archive.String()} {
+		got := otters(t.Context(), socket, in, "build", "-t", "a", "-")
+		if got.code != 0 || got.out != "a sha256:abc\n" {
+			t.Errorf("%s: %+v", what, got)
+		}
+	}
+	if got := otters(t.Context(), socket, "", "build", "-t", "a", "-"); got.code != exitUsage || !strings.Contains(got.err, "standard input is empty") {
+		t.Errorf("%+v", got)
+	}
+	if got := otters(t.Context(), socket, "\x1f\x8b\x08", "build", "-t", "a", "-"); got.code != 1 || !strings.Contains(got.err, "compressed with gzip") {
+		t.Errorf("%+v", got)
+	}
+	if got := otters(t.Context(), socket, "FROM scratch\n", "build", "-t", "a", "-f", "x", "-"); got.code != exitUsage {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestRunBuildsAFolder(t *testing.T) {
+	t.Parallel()
+	f := &fake{}
+	socket := serve(t, f)
+	for text, want := range map[string]string{"FROM scratch\nNAME My_Guide\n": "my-guide:latest@sha256:abc", "FROM scratch\n": "a-folder:latest@sha256:abc"} {
+		dir := filepath.Join(t.TempDir(), "A folder")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, filepath.Join(dir, "Agentfile"), text)
+		got := otters(t.Context(), socket, "", "run", "-d", dir)
+		if req, ok := f.last().(*daemonv1.CreateAgentRequest); got.code != 0 || !ok || req.GetImage() != want {
+			t.Errorf("%+v %v", got, f.last())
+		}
+	}
+	if got := otters(t.Context(), socket, "", "run", "./none"); got.code != 1 || !strings.Contains(got.err, "run: ./none") {
+		t.Errorf("%+v", got)
+	}
 }
 
 func TestRun(t *testing.T) {

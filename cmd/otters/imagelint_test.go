@@ -1,0 +1,79 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/otters-sh/otters/spec"
+)
+
+// Invariant: lint tells everything that is wrong and nothing of a file that is right; fmt changes no
+// file that it can't read. Neither needs a daemon.
+
+func TestLint(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "Agentfile")
+	writeFile(t, filepath.Join(dir, "a.txt"), "a")
+	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "out")); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, file, "FROM scratch\nARG v\nBIN x host.io/x:${v}\nADD a.txt\n")
+	none := filepath.Join(dir, "none")
+	check(t, otters(t.Context(), none, "", "image", "lint", "--build-arg", "v=1", dir), outcome{})
+
+	writeFile(t, file, "FROM scratch\nADD a.txt\nADD gone.txt\nCONTEXT A file://out\n")
+	got := otters(t.Context(), none, "", "image", "lint", file)
+	if got.code != 1 || !strings.Contains(got.out, file+": ADD gone.txt: gone.txt: there is no such file") || !strings.Contains(got.out, "CONTEXT A: out: path escapes") {
+		t.Errorf("%+v", got)
+	}
+
+	got = otters(t.Context(), none, "FROM scratch\nNAM x\nMODEL y\n", "image", "lint", "-")
+	want := "-:2:1: unknown instruction \"NAM\"; did you mean NAME?\n    NAM x\n    ^\n-:3:7: \"y\" is not a model: write provider/model\n    MODEL y\n          ^\n"
+	check(t, got, outcome{code: 1, out: want})
+
+	var problems []spec.Problem
+	got = otters(t.Context(), none, "FROM scratch\nNAM x\n", "image", "lint", "--format", "json", "-")
+	if err := json.Unmarshal([]byte(got.out), &problems); err != nil || got.code != 1 || len(problems) != 1 || problems[0].Line != 2 || problems[0].Hint == "" {
+		t.Errorf("%v %+v", err, got)
+	}
+	if got = otters(t.Context(), none, "FROM scratch\n", "image", "lint", "--format", "json", "-"); got.code != 0 || got.out != "[]\n" {
+		t.Errorf("%+v", got)
+	}
+	if got = otters(t.Context(), none, "", "image", "lint", filepath.Join(dir, "nothing")); got.code != 1 || !strings.Contains(got.err, "no such file") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestFmt(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "Agentfile")
+	writeFile(t, file, "from  scratch\n\n\n# kept\nname x")
+	none := filepath.Join(dir, "none")
+	if got := otters(t.Context(), none, "", "image", "fmt", "--check", dir); got.code != 1 || !strings.Contains(got.err, "not in its one form") {
+		t.Errorf("%+v", got)
+	}
+	check(t, otters(t.Context(), none, "", "image", "fmt", dir), outcome{})
+	const want = "FROM scratch\n\n# kept\nNAME x\n"
+	if text, err := os.ReadFile(file); err != nil || string(text) != want {
+		t.Errorf("%q %v", text, err)
+	}
+	check(t, otters(t.Context(), none, "", "image", "fmt", "--check", dir), outcome{})
+	check(t, otters(t.Context(), none, "from scratch", "image", "fmt", "-"), outcome{out: "FROM scratch\n"})
+
+	const bad = "FROM scratch\nNAME \"x\n"
+	writeFile(t, file, bad)
+	if got := otters(t.Context(), none, "", "image", "fmt", file); got.code != 1 || !strings.Contains(got.err, "Agentfile:2:6: the quote is not closed") {
+		t.Errorf("%+v", got)
+	}
+	if text, err := os.ReadFile(file); err != nil || string(text) != bad {
+		t.Errorf("%q %v", text, err)
+	}
+	if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
+		t.Errorf("left behind: %v %v", list, err)
+	}
+}
