@@ -88,6 +88,8 @@ var imports = map[string]string{
 	"client":          "proto internal/home",
 	"testdata/agents": "",
 
+	"executor/executortest": "executor spec workspace agentoci proto",
+
 	"internal/gate":        "",
 	"internal/rootfs":      "",
 	"internal/home":        "",

@@ -50,6 +50,14 @@ type NotesAPI interface {
 	SetNoteInContext(ctx context.Context, key string, inContext bool) (Note, error)
 }
 
+// StreamExecer is Agent.Exec with readers and writers instead of strings, for input and output of any
+// length. Nil streams are empty input and dropped output. The result carries no output; what it says
+// of the exit is what Exec says. stdin is not read any more, and nothing is written any more, once
+// ExecStream has returned; a Read that blocks for ever must be ended by the caller.
+type StreamExecer interface {
+	ExecStream(ctx context.Context, bin string, args []string, stdin io.Reader, stdout, stderr io.Writer) ExecResult
+}
+
 // Attacher takes over a running agent from its handle, after Load in a new process.
 type Attacher interface {
 	// Attach reports whether the agent runs and was taken over. It then blocks nobody: a

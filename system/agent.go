@@ -84,6 +84,8 @@ type Agent struct {
 	conn       *grpc.ClientConn
 	lastExit   *sandbox.Exit
 	removed    bool
+	// unseen tells that Load found the agent and nobody has looked yet whether it runs.
+	unseen bool
 }
 
 // activeRun is one Run, Start or Attach in progress.
@@ -104,6 +106,7 @@ type activeRun struct {
 var (
 	_ executor.Agent          = (*Agent)(nil)
 	_ executor.Attacher       = (*Agent)(nil)
+	_ executor.StreamExecer   = (*Agent)(nil)
 	_ executor.Prompter       = (*Agent)(nil)
 	_ executor.StreamPrompter = (*Agent)(nil)
 	_ executor.ObjectPrompter = (*Agent)(nil)
@@ -286,8 +289,8 @@ func (a *Agent) Stop(ctx context.Context) error {
 	}
 }
 
-// Remove deletes the agent's folder. A running agent is an error that wraps ErrRunning; a removed
-// one is no error. When it fails half-way the agent is failed, and Remove may be called again; it
+// Remove deletes the agent's folder. A running agent is an error that wraps ErrRunning, one that Load
+// found and Attach did not take over too; a removed one is no error. When it fails half-way the agent is failed, and Remove may be called again; it
 // is no agent for Load any more.
 func (a *Agent) Remove(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
@@ -304,6 +307,12 @@ func (a *Agent) Remove(ctx context.Context) error {
 	}
 	a.removed = true
 	a.mu.Unlock()
+	if err := a.mustNotRun(ctx); err != nil {
+		a.mu.Lock()
+		a.removed = false
+		a.mu.Unlock()
+		return fmt.Errorf("remove agent %s: %w", a.id, err)
+	}
 	a.tracker.Set(executor.StatusRemoving)
 	if err := a.removeFiles(); err != nil {
 		a.mu.Lock()

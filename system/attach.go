@@ -59,6 +59,9 @@ func (a *Agent) Attach(ctx context.Context) (bool, error) {
 	if err != nil {
 		a.end(r)
 		if errors.Is(err, sandbox.ErrNotRunning) {
+			a.mu.Lock()
+			a.unseen = false
+			a.mu.Unlock()
 			return false, a.recheckExit()
 		}
 		return false, fmt.Errorf("attach agent %s: %w", a.id, err)
@@ -70,7 +73,7 @@ func (a *Agent) Attach(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("attach agent %s: %w", a.id, err)
 	}
 	a.mu.Lock()
-	r.proc, r.started = proc, proc.StartedAt()
+	r.proc, r.started, a.unseen = proc, proc.StartedAt(), false
 	a.mu.Unlock()
 	close(r.launched)
 	a.tracker.Set(executor.StatusStarting)
@@ -132,6 +135,30 @@ func asListener(f *os.File) (net.Listener, error) {
 		return nil, nil
 	}
 	return net.FileListener(f)
+}
+
+// mustNotRun answers ErrRunning for an agent whose runtime an earlier process left running. ctx
+// bounds how long its monitor may take to answer.
+func (a *Agent) mustNotRun(ctx context.Context) error {
+	a.mu.Lock()
+	unseen := a.unseen
+	a.mu.Unlock()
+	if !a.monitored || !unseen {
+		return nil
+	}
+	return noMonitor(ctx, hostPath(a.home, stateDir))
+}
+
+// noMonitor answers ErrRunning where a monitor answers in the state folder.
+func noMonitor(ctx context.Context, state string) error {
+	proc, err := sandbox.Attach(ctx, state)
+	switch {
+	case errors.Is(err, sandbox.ErrNotRunning):
+		return nil
+	case err != nil:
+		return err
+	}
+	return errors.Join(fmt.Errorf("%w: attach and stop it first", ErrRunning), proc.Close())
 }
 
 // detach lets go of a running agent; see Provider.Close.

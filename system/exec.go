@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -23,6 +24,18 @@ const maxExecOutput = 4 << 20
 // when ctx ends. Output over 4 MiB a stream is dropped. The workspace must have been prepared;
 // without one, with an undeclared BIN or without a disk, Err says so.
 func (a *Agent) Exec(ctx context.Context, bin string, args []string, stdin string) executor.ExecResult {
+	stdout, stderr := &cappedBuffer{}, &cappedBuffer{}
+	res := a.ExecStream(ctx, bin, args, strings.NewReader(stdin), stdout, stderr)
+	res.Stdout, res.Stderr = stdout.String(), stderr.String()
+	return res
+}
+
+// ExecStream is Exec with streams of any length; see executor.StreamExecer. A stdin that is an
+// *os.File is handed to the BIN as it is; a Read of another one that is still blocked when the BIN
+// has exited is waited for ten seconds.
+func (a *Agent) ExecStream(
+	ctx context.Context, bin string, args []string, stdin io.Reader, stdout, stderr io.Writer,
+) executor.ExecResult {
 	fail := func(err error) executor.ExecResult {
 		return executor.ExecResult{ExitCode: -1, Err: fmt.Errorf("exec %s in agent %s: %w", bin, a.id, err)}
 	}
@@ -44,9 +57,7 @@ func (a *Agent) Exec(ctx context.Context, bin string, args []string, stdin strin
 	}
 	cmd := exec.Command(filepath.Join(hostPath(a.fs, workspace.BinDir), bin), args...)
 	cmd.Env, cmd.Dir = env, hostPath(a.fs, workspace.WorkDir)
-	cmd.Stdin = strings.NewReader(stdin)
-	stdout, stderr := &cappedBuffer{}, &cappedBuffer{}
-	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if a.uid >= 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.uid)}
@@ -57,12 +68,12 @@ func (a *Agent) Exec(ctx context.Context, bin string, args []string, stdin strin
 		return fail(err)
 	}
 	err := waitGroup(ctx, cmd)
-	res := executor.ExecResult{Stdout: stdout.String(), Stderr: stderr.String(), ExitCode: cmd.ProcessState.ExitCode()}
+	res := executor.ExecResult{ExitCode: cmd.ProcessState.ExitCode()}
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
 		res.ExitCode, res.Err = -1, fail(ctx.Err()).Err
-	case err != nil && !errors.As(err, &exit):
+	case err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay):
 		res.Err = fail(err).Err
 	}
 	return res
@@ -99,11 +110,13 @@ func declared(rt *executor.Runtime, bin string) error {
 }
 
 // cappedBuffer keeps the first bytes and swallows the rest, so that the writer never blocks.
-type cappedBuffer struct{ bytes.Buffer }
+type cappedBuffer struct{ buf bytes.Buffer }
 
 func (c *cappedBuffer) Write(p []byte) (int, error) {
-	if room := maxExecOutput - c.Len(); room > 0 {
-		c.Buffer.Write(p[:min(room, len(p))])
+	if room := maxExecOutput - c.buf.Len(); room > 0 {
+		c.buf.Write(p[:min(room, len(p))])
 	}
 	return len(p), nil
 }
+
+func (c *cappedBuffer) String() string { return c.buf.String() }

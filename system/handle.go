@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/go-git/go-billy/v5"
@@ -150,7 +151,8 @@ func (h *handle) openSecret(s *sealer, name string, sealed []byte) (string, erro
 	return string(plain), nil
 }
 
-// record applies overrides to an empty definition, which is how they are kept.
+// record applies overrides to an empty definition, which is how they are kept. What an override
+// takes away from a definition is not kept.
 func record(overrides []spec.Override) *spec.Agentfile {
 	if len(overrides) == 0 {
 		return nil
@@ -165,24 +167,29 @@ func record(overrides []spec.Override) *spec.Agentfile {
 // replay is the override that has the effect of those recorded.
 func replay(rec *spec.Agentfile) spec.Override {
 	return func(a *spec.Agentfile) {
+		over := rec.Clone()
+		// RUNTIME would drop the settings, and a setting or variable that is given a value keeps
+		// its description: these are replayed one by one.
+		over.Runtime, over.Configs, over.Envs = "", nil, nil
+		out := spec.Merge(a, over)
+		out.Syntax, out.From = a.Syntax, a.From
+		*a = *out
 		if rec.Runtime != "" {
 			spec.WithRuntime(rec.Runtime)(a)
 		}
-		if rec.Model != "" {
-			spec.WithModel(rec.Model)(a)
-		}
-		if rec.Name != "" {
-			a.Name = rec.Name
-		}
-		if rec.Exec != nil {
-			a.Exec = rec.Exec
-		}
 		for _, c := range rec.Configs {
-			if c.Value != nil {
-				spec.WithConfig(c.Key, *c.Value)(a)
-			}
+			replayConfig(a, c)
 		}
 		spec.WithExtraEnvs(rec.Envs...)(a)
-		spec.WithMounts(rec.Mounts...)(a)
+	}
+}
+
+func replayConfig(a *spec.Agentfile, c spec.Config) {
+	known := slices.ContainsFunc(a.Configs, func(have spec.Config) bool { return have.Key == c.Key })
+	switch {
+	case !known:
+		a.Configs = append(a.Configs, c)
+	case c.Value != nil:
+		spec.WithConfig(c.Key, *c.Value)(a)
 	}
 }

@@ -674,32 +674,6 @@ func TestTheHandleShowsNoSecret(t *testing.T) {
 	}
 }
 
-func TestADamagedHandleStopsNoOtherAgent(t *testing.T) {
-	t.Parallel()
-	dir := host(t)
-	first := provider(t, dir, plain)
-	good := created(t, first, nil, role("serve"))
-	damage := map[string]string{"garbage": "{", "future": `{"version":99}`, "foreign": `{"version":1,"id":"` + good.UUID().String() + `"}`}
-	for _, text := range damage {
-		bad := created(t, first, nil)
-		if err := os.WriteFile(filepath.Join(dir, bad.UUID().String(), "handle.json"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
-	second := provider(t, dir, plain)
-	agents, err := second.Load(t.Context())
-	if len(agents) != 1 || agents[0].UUID() != good.UUID() {
-		t.Errorf("loaded %v", agents)
-	}
-	if !errors.Is(err, system.ErrHandle) || strings.Count(err.Error(), "load agent") != len(damage) {
-		t.Errorf("error %v, want one for each of %d", err, len(damage))
-	}
-	running(t, agents[0].(*system.Agent))
-}
-
 func TestExecRunsADeclaredBinWithoutKeys(t *testing.T) {
 	t.Parallel()
 	p := provider(t, host(t), plain+"BIN env otters/tools/env\nBIN hang otters/tools/hang\nENV GREETING=hi\n")

@@ -2,6 +2,7 @@ package system_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -54,6 +55,9 @@ func (s *spawner) Dial(context.Context, string) (*grpc.ClientConn, error) {
 	s.mu.Lock()
 	ln := s.ln
 	s.mu.Unlock()
+	if ln == nil {
+		return nil, errors.New("nothing was started yet")
+	}
 	return grpc.NewClient("passthrough:///mem", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return ln.DialContext(ctx) }))
 }

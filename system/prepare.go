@@ -460,9 +460,9 @@ func (a *Agent) restore() error {
 		return nil
 	}
 	if info, err := a.home.Lstat(treeDir); err != nil {
-		return fmt.Errorf("tree: %w", err)
+		return fmt.Errorf("%w: the agent's tree is not there: %w", ErrHandle, err)
 	} else if !info.IsDir() {
-		return fmt.Errorf("tree: %s is not a folder", treeDir)
+		return fmt.Errorf("%w: the agent's tree %s is not a folder", ErrHandle, treeDir)
 	}
 	fs, err := a.home.Chroot(treeDir)
 	if err != nil {
@@ -476,6 +476,8 @@ func (a *Agent) restore() error {
 		return fmt.Errorf("%w: it has no source", ErrHandle)
 	}
 	source := h.Source.Clone()
+	// An Agentfile's JSON form has no syntax; a definition of another one was never prepared.
+	source.Syntax = spec.DefaultSyntax
 	if err := h.openEnvs(a.provider.sealer, source); err != nil {
 		return err
 	}

@@ -395,8 +395,10 @@ func (p *Provider) load(id uuid.UUID, options AgentOptions) (*Agent, error) {
 	if options != nil {
 		opts = options(id)
 	}
-	a := p.newAgent(id, append(append([]AgentOption{WithReference(h.Ref)}, opts...), restored...))
-	a.home, a.handle, a.uid = home, h, h.UID
+	// The overrides of the defaults were recorded with the agent's own.
+	forget := func(a *Agent) { a.overrides = nil }
+	a := p.newAgent(id, append(append([]AgentOption{WithReference(h.Ref)}, opts...), append([]AgentOption{forget}, restored...)...))
+	a.home, a.handle, a.uid, a.unseen = home, h, h.UID, true
 	if err := a.restore(); err != nil {
 		return nil, err
 	}
@@ -409,22 +411,51 @@ func (p *Provider) load(id uuid.UUID, options AgentOptions) (*Agent, error) {
 	return a, nil
 }
 
-// Destroy removes the trees of all agents, those that Load would find too. Agents that run are an
-// error, and are left.
+// Destroy removes the trees of all agents, those that Load would find and those that it could not
+// restore too. Agents that run are an error, and are left.
 func (p *Provider) Destroy(ctx context.Context) error {
+	// What can't be loaded is removed by its folder below.
+	_, _ = p.Load(ctx)
 	if err := p.setup(); err != nil {
 		return fmt.Errorf("destroy agents: %w", err)
 	}
-	_, err := p.Load(ctx)
-	errs := []error{err}
 	p.mu.Lock()
 	agents := make([]*Agent, 0, len(p.agents))
 	for _, a := range p.agents {
 		agents = append(agents, a)
 	}
 	p.mu.Unlock()
+	var errs []error
 	for _, a := range agents {
 		errs = append(errs, a.Remove(ctx))
+	}
+	return errors.Join(append(errs, p.destroyRest(ctx))...)
+}
+
+// destroyRest removes the folders of agents that no Agent stands for, for want of a usable handle.
+func (p *Provider) destroyRest(ctx context.Context) error {
+	entries, err := p.root.ReadDir("")
+	if err != nil {
+		return fmt.Errorf("destroy agents: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		id, err := uuid.Parse(e.Name())
+		p.mu.Lock()
+		_, have := p.agents[id]
+		p.mu.Unlock()
+		if err != nil || have || id.String() != e.Name() {
+			continue
+		}
+		if p.disk {
+			err = noMonitor(ctx, hostPath(p.root, e.Name(), stateDir))
+		}
+		if err == nil {
+			err = removeAll(p.root, e.Name())
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("destroy agent %s: %w", id, err))
+		}
 	}
 	return errors.Join(errs...)
 }

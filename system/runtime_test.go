@@ -3,6 +3,7 @@ package system_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -30,6 +31,11 @@ func TestMain(m *testing.M) {
 	switch {
 	case filepath.Base(os.Args[0]) == "env":
 		fmt.Println(strings.Join(os.Environ(), "\n"))
+		os.Exit(0)
+	case filepath.Base(os.Args[0]) == "cat":
+		if _, err := io.Copy(os.Stdout, os.Stdin); err != nil {
+			os.Exit(1)
+		}
 		os.Exit(0)
 	case filepath.Base(os.Args[0]) == "hang":
 		// Leaves a grandchild behind that would outlive it.

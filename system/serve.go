@@ -97,7 +97,7 @@ func (a *Agent) bringUp(ctx context.Context, r *activeRun) error {
 		return err
 	}
 	a.mu.Lock()
-	r.proc, r.started = proc, time.Now()
+	r.proc, r.started, a.unseen = proc, time.Now(), false
 	a.mu.Unlock()
 	close(r.launched)
 	return nil
