@@ -106,6 +106,10 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 	}
 	unit, err := s.provider.CreateWithOptions(ctx, a.id, ref, opts, over...)
 	if err != nil {
+		// The error names an id that nobody will ever see again.
+		if cause := errors.Unwrap(err); cause != nil {
+			err = fmt.Errorf("create agent %s: %w", a.name, cause)
+		}
 		if errors.Is(err, system.ErrConfig) {
 			err = &failure{code: codes.InvalidArgument, err: err}
 		}

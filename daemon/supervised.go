@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,9 @@ const (
 	// maxStatusMessage bounds the line about a failure.
 	maxStatusMessage = 2000
 )
+
+// grpcPrefix is what gRPC puts before the text of a status.
+var grpcPrefix = regexp.MustCompile(`rpc error: code = \w+ desc = `)
 
 // supervised is one agent under the daemon's care. What is told and stored of its status is what
 // the executor's tracker says; the supervisor itself sets ready, working and readiness_timeout.
@@ -143,7 +147,8 @@ func (s *supervised) explain(err error) string {
 	if err == nil {
 		err = errors.New(s.exitLine())
 	}
-	msg := flatten(err.Error())
+	// What a runtime answered is for a person; how it came here is not.
+	msg := grpcPrefix.ReplaceAllString(flatten(err.Error()), "")
 	// The line is told beside the agent it is about.
 	for _, operation := range []string{"run", "prepare", "probe"} {
 		msg = strings.ReplaceAll(msg, operation+" agent "+s.id.String()+": ", "")
