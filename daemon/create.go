@@ -42,6 +42,10 @@ func (s *supervisor) create(ctx context.Context, req *daemonv1.CreateAgentReques
 	if err := checkCreate(req); err != nil {
 		return nil, err
 	}
+	policy, err := parseRestart(req.GetRestart())
+	if err != nil {
+		return nil, err
+	}
 	img, err := s.loadImage(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -63,7 +67,7 @@ func (s *supervisor) create(ctx context.Context, req *daemonv1.CreateAgentReques
 	shown.Digest = ""
 	a := newSupervised(s, record{
 		id: uuid.New(), name: name, image: shown.String(), digest: ref.Digest, model: modelName,
-		created: time.Now(), wantRunning: true,
+		created: time.Now(), wantRunning: true, policy: policy,
 	})
 	if err := s.record(ctx, a, ref, req, append(pin, overrides(req, name)...)); err != nil {
 		s.releaseName(name)
@@ -92,7 +96,7 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 	}
 	if err := s.db.insertAgent(ctx, record{
 		id: a.id, name: a.name, image: a.image, digest: a.digest, model: a.model, created: a.created,
-		wantRunning: true, state: state{status: executor.StatusPulling}, tokenHash: hash,
+		wantRunning: true, state: state{status: executor.StatusPulling}, tokenHash: hash, policy: a.policy,
 	}); err != nil {
 		return undo(err)
 	}
@@ -102,6 +106,10 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 	}
 	unit, err := s.provider.CreateWithOptions(ctx, a.id, ref, opts, over...)
 	if err != nil {
+		// The error names an id that nobody will ever see again.
+		if cause := errors.Unwrap(err); cause != nil {
+			err = fmt.Errorf("create agent %s: %w", a.name, cause)
+		}
 		if errors.Is(err, system.ErrConfig) {
 			err = &failure{code: codes.InvalidArgument, err: err}
 		}

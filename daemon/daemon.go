@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -48,6 +49,9 @@ type Config struct {
 	Version string
 	// Logger hears what happens; nil means nobody does. It never gets a prompt, a token or a key.
 	Logger *slog.Logger
+
+	// backoff replaces the pauses between restarts in tests.
+	backoff backoff
 }
 
 // Daemon is an open home with its agents. Open makes one, Serve answers calls, Close lets go.
@@ -81,6 +85,9 @@ func Open(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 		if cfg.Programs, err = programsDir(); err != nil {
 			return nil, err
 		}
+	}
+	if cfg.backoff.random == nil {
+		cfg.backoff = backoff{first: firstPause, max: maxPause, random: rand.Float64}
 	}
 	d := &Daemon{logger: cfg.Logger}
 	defer func() {
@@ -148,6 +155,7 @@ func (d *Daemon) supervise(ctx context.Context, cfg Config, set settings, provid
 	)
 	d.sup = &supervisor{
 		home: d.home, db: d.db, images: d.images, provider: provider, settings: set, logger: d.logger,
+		backoff: cfg.backoff,
 		gateway: gateway.New(gateway.Options{Providers: providers, Logger: d.logger}),
 		closing: make(chan struct{}), agents: make(map[uuid.UUID]*supervised), names: make(map[string]bool),
 	}

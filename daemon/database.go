@@ -36,6 +36,10 @@ var migrations = []string{
 		name  TEXT PRIMARY KEY,
 		stamp TEXT NOT NULL
 	) STRICT;`,
+	`ALTER TABLE agents ADD COLUMN restart TEXT NOT NULL DEFAULT 'no';
+	ALTER TABLE agents ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
+	ALTER TABLE agents ADD COLUMN next_ms INTEGER NOT NULL DEFAULT 0;
+	ALTER TABLE agents ADD COLUMN last_failure TEXT NOT NULL DEFAULT '';`,
 }
 
 // maxBatch bounds how many writes share a commit.

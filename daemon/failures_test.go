@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -124,6 +125,9 @@ func garbage(t *testing.T) string {
 	return path
 }
 
+// hasID finds an id that was made up for an agent.
+var hasID = regexp.MustCompile(`agent [0-9a-f]{8}-[0-9a-f]{4}-`)
+
 func TestARequestThatIsWrongLeavesNoAgent(t *testing.T) {
 	t.Parallel()
 	d := boot(t, newHome(t))
@@ -158,6 +162,9 @@ func TestARequestThatIsWrongLeavesNoAgent(t *testing.T) {
 		_, err := d.api.CreateAgent(t.Context(), c.req)
 		if status.Code(err) != c.code || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %v with %q", c.name, err, c.code, c.want)
+		}
+		if hasID.MatchString(err.Error()) {
+			t.Errorf("%s: names an id that was never told: %v", c.name, err)
 		}
 	}
 	list, err := d.api.ListAgents(t.Context(), &daemonv1.ListAgentsRequest{})

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 
+	"connectrpc.com/connect"
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -18,6 +20,8 @@ import (
 const (
 	// runHeader carries the id of the run to the runtime, and from there onto its calls.
 	runHeader = "otters-run"
+	// traceHeader carries the caller's place in a trace (W3C Trace Context) the same way.
+	traceHeader = "traceparent"
 	// maxSessionID bounds the id of a session.
 	maxSessionID = 128
 )
@@ -59,13 +63,34 @@ func (s *service) Prompt(req *daemonv1.PromptRequest, out promptStream) error {
 	if session == "" {
 		session = uuid.NewString()
 	}
-	ctx, cancel := context.WithCancelCause(metadata.NewOutgoingContext(out.Context(), metadata.Pairs(runHeader, runID.String())))
+	md := metadata.Pairs(runHeader, runID.String())
+	if parent := traceParent(out.Context()); parent != "" {
+		md.Set(traceHeader, parent)
+	}
+	ctx, cancel := context.WithCancelCause(metadata.NewOutgoingContext(out.Context(), md))
 	defer cancel(nil)
 	defer context.AfterFunc(s.ending, func() { cancel(errClosed) })()
 
 	relay := &relay{out: out, cancel: cancel, run: runID.String(), session: session}
 	err = prompter.PromptStream(ctx, executor.PromptRequest{SessionID: session, Prompt: req.GetText()}, relay.event)
 	return a.promptError(ctx, out.Context(), relay, err)
+}
+
+// traceForm is a traceparent of version 00, or what a later version keeps of it.
+var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[0-9a-f-]{1,64})?$`)
+
+// traceParent is the caller's; one that is given twice or is none is passed over, as the standard
+// has it.
+func traceParent(ctx context.Context) string {
+	md, _ := metadata.FromIncomingContext(ctx)
+	given := md.Get(traceHeader)
+	if info, ok := connect.CallInfoForHandlerContext(ctx); ok {
+		given = append(given, info.RequestHeader().Values(traceHeader)...)
+	}
+	if len(given) != 1 || !traceForm.MatchString(given[0]) {
+		return ""
+	}
+	return given[0]
 }
 
 // relay sends events on; the first carries the ids.

@@ -25,6 +25,8 @@ type record struct {
 	wantRunning bool
 	state       state
 	tokenHash   []byte
+	// policy says whether it is started again after it ended.
+	policy restartPolicy
 }
 
 // state is an agent's status as it is told and stored.
@@ -32,6 +34,18 @@ type state struct {
 	status  executor.Status
 	reason  executor.FailureReason
 	message string
+	restarts
+}
+
+// restarts is how far an agent's restarts have come.
+type restarts struct {
+	// attempts counts the restarts since the agent was last ready for a minute, or started by the
+	// operator, with the one that is due.
+	attempts int
+	// nextMs is when the next one is due, in unix milliseconds; 0 where none is.
+	nextMs int64
+	// last is why the agent last failed, "reason: message"; empty where it never has.
+	last string
 }
 
 func wanted(running bool) string {
@@ -56,10 +70,10 @@ func fromMilliseconds(ms int64) time.Time {
 }
 
 func (d *database) insertAgent(ctx context.Context, r record) error {
-	_, err := d.exec(ctx, `INSERT INTO agents (id, name, image, digest, model, created_ms, started_ms, wanted, status, reason, message, token_hash)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+	_, err := d.exec(ctx, `INSERT INTO agents (id, name, image, digest, model, created_ms, started_ms, wanted, status, reason, message, token_hash, restart)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		r.id.String(), r.name, r.image, r.digest, r.model, milliseconds(r.created), milliseconds(r.started), wanted(r.wantRunning),
-		r.state.status.String(), string(r.state.reason), r.state.message, notNil(r.tokenHash))
+		r.state.status.String(), string(r.state.reason), r.state.message, notNil(r.tokenHash), r.policy.String())
 	return err
 }
 
@@ -82,8 +96,8 @@ func (d *database) forceState(ctx context.Context, id uuid.UUID, s state, starte
 }
 
 func (d *database) updateState(ctx context.Context, id uuid.UUID, s state, started time.Time, unless string) error {
-	_, err := d.exec(ctx, `UPDATE agents SET status = ?, reason = ?, message = ?, started_ms = ? WHERE id = ?`+unless,
-		s.status.String(), string(s.reason), s.message, milliseconds(started), id.String())
+	_, err := d.exec(ctx, `UPDATE agents SET status = ?, reason = ?, message = ?, started_ms = ?, attempts = ?, next_ms = ?, last_failure = ? WHERE id = ?`+unless,
+		s.status.String(), string(s.reason), s.message, milliseconds(started), s.attempts, s.nextMs, s.last, id.String())
 	return err
 }
 
@@ -106,8 +120,8 @@ func (d *database) deleteAgent(ctx context.Context, id uuid.UUID) error {
 // agents returns every row, oldest first. A row that can't be read is an error: it would otherwise
 // be an agent that nobody supervises.
 func (d *database) agents(ctx context.Context) ([]record, error) {
-	rows, err := d.db.QueryContext(ctx, `SELECT id, name, image, digest, model, created_ms, started_ms, wanted, status, reason, message, token_hash
-		FROM agents ORDER BY created_ms, id`)
+	rows, err := d.db.QueryContext(ctx, `SELECT id, name, image, digest, model, created_ms, started_ms, wanted, status, reason, message, token_hash,
+		restart, attempts, next_ms, last_failure FROM agents ORDER BY created_ms, id`)
 	if err != nil {
 		return nil, fmt.Errorf("database: %w", err)
 	}
@@ -115,15 +129,19 @@ func (d *database) agents(ctx context.Context) ([]record, error) {
 	var out []record
 	for rows.Next() {
 		var r record
-		var id, want, st, reason string
+		var id, want, st, reason, policy string
 		var created, started int64
-		if err := rows.Scan(&id, &r.name, &r.image, &r.digest, &r.model, &created, &started, &want, &st, &reason, &r.state.message, &r.tokenHash); err != nil {
+		if err := rows.Scan(&id, &r.name, &r.image, &r.digest, &r.model, &created, &started, &want, &st, &reason, &r.state.message, &r.tokenHash,
+			&policy, &r.state.attempts, &r.state.nextMs, &r.state.last); err != nil {
 			return nil, fmt.Errorf("database: agent: %w", err)
 		}
 		if r.id, err = uuid.Parse(id); err != nil {
 			return nil, fmt.Errorf("database: agent %q: %w", id, err)
 		}
 		if r.state.status, err = executor.ParseStatus(st); err != nil {
+			return nil, fmt.Errorf("database: agent %s: %w", id, err)
+		}
+		if r.policy, err = parseRestart(policy); err != nil {
 			return nil, fmt.Errorf("database: agent %s: %w", id, err)
 		}
 		r.state.reason = executor.FailureReason(reason)

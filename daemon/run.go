@@ -27,6 +27,10 @@ type run struct {
 
 	// Guarded by supervised.mu.
 	ended bool
+	// halted tells that it is to end, so that its end is no reason for another start.
+	halted bool
+	// readyAt is when the runtime first answered; zero where it has not.
+	readyAt time.Time
 	// late is why it was given up before its end: the readiness timeout.
 	late string
 	// dated tells that supervised.started is this run's.
@@ -35,19 +39,25 @@ type run struct {
 	calls int
 }
 
-// start begins a run, and returns when it is under way: a later state has been told.
-func (s *supervised) start(ctx context.Context) error {
+// start begins a run that somebody asked for, and returns when it is under way: a later state has
+// been told.
+func (s *supervised) start(ctx context.Context) error { return s.launch(ctx, nil) }
+
+// launch begins a run: one asked for, which begins a new row of attempts, or the restart due, unless
+// that was called off.
+func (s *supervised) launch(ctx context.Context, due *retry) error {
 	s.mu.Lock()
-	switch {
-	case s.removing:
+	if due != nil && due != s.retry {
 		s.mu.Unlock()
-		return fail(codes.FailedPrecondition, "", "agent %s is being removed", s.name)
-	case s.unit == nil:
+		return nil
+	}
+	if err := s.mayStart(); err != nil {
 		s.mu.Unlock()
-		return fail(codes.FailedPrecondition, "remove it with `otters rm "+s.name+"`", "agent %s can't be started: %s", s.name, s.told.message)
-	case s.run != nil && !s.run.ended:
-		s.mu.Unlock()
-		return fail(codes.FailedPrecondition, "", "agent %s is running already: it is %s", s.name, s.unit.Status())
+		return err
+	}
+	s.callOff()
+	if due == nil {
+		s.restarts.attempts = 0
 	}
 	// The context is not the caller's and not the daemon's: only a stop and the provider's Close end
 	// a run.
@@ -81,28 +91,52 @@ func (s *supervised) start(ctx context.Context) error {
 	}
 }
 
-// end records how a run ended, and tells.
+// mayStart is called with mu held. Under that lock a daemon that stops its agents finds either the
+// run or none that will be.
+func (s *supervised) mayStart() error {
+	switch {
+	case s.sup.isDraining():
+		return fail(codes.Unavailable, "", "start agent %s: %w", s.name, errClosed)
+	case s.removing:
+		return fail(codes.FailedPrecondition, "", "agent %s is being removed", s.name)
+	case s.unit == nil:
+		return fail(codes.FailedPrecondition, "remove it with `otters rm "+s.name+"`", "agent %s can't be started: %s", s.name, s.told.message)
+	case s.run != nil && !s.run.ended:
+		return fail(codes.FailedPrecondition, "", "agent %s is running already: it is %s", s.name, s.unit.Status())
+	}
+	return nil
+}
+
+// end records how a run ended, tells, and has the policy say how it goes on.
 func (s *supervised) end(r *run, err error) {
 	r.err, r.detached = err, errors.Is(err, system.ErrDetached)
 	r.cancel()
 	s.mu.Lock()
 	r.ended = true
+	if !r.detached {
+		s.plan(r)
+	}
 	s.mu.Unlock()
 	if !r.detached {
 		s.publish()
 		if told, _ := s.state(); told.status == executor.StatusFailed {
-			s.sup.logger.Warn("agent failed", "agent", s.id, "name", s.name, "reason", string(told.reason), "error", told.message)
+			s.sup.logger.Warn("agent failed", "agent", s.id, "name", s.name, "reason", string(told.reason), "error", told.message, "attempts", told.attempts)
 		}
 	}
 	close(r.done)
 }
 
-// takeOver makes the runtime that an earlier daemon started this one's.
-func (s *supervised) takeOver() {
+// takeOver makes the runtime that an earlier daemon started this one's. answered tells that it was
+// ready before.
+func (s *supervised) takeOver(answered bool) {
 	r := &run{cancel: func() {}, done: make(chan struct{}), dated: true}
 	since := s.process().StartedAt
+	if answered {
+		r.readyAt = since
+	}
 	s.mu.Lock()
 	s.run = r
+	s.restarts.nextMs = 0
 	if !since.IsZero() {
 		s.started = since
 	}
@@ -169,6 +203,11 @@ func (s *supervised) probe(r *run) {
 	for {
 		err := s.unit.Probe(ctx)
 		if err == nil {
+			s.mu.Lock()
+			if r.readyAt.IsZero() {
+				r.readyAt = time.Now()
+			}
+			s.mu.Unlock()
 			s.unit.StatusTracker().SetUnless(executor.StatusReady, allBut(executor.StatusStarting)...)
 			return
 		}
@@ -271,16 +310,34 @@ func (s *supervised) notReady() error {
 	return fail(codes.FailedPrecondition, hint, "agent %s is not ready: it is %s%s", s.name, st.status, why)
 }
 
-// stop ends the run and returns when that has been told.
+// stop ends the run because the operator wants it ended, and returns when that has been told.
 func (s *supervised) stop(ctx context.Context) error {
-	s.mu.Lock()
-	r := s.run
-	s.mu.Unlock()
-	if s.unit == nil || r == nil {
+	if s.unit == nil {
 		return nil
 	}
 	if err := s.sup.db.setWanted(ctx, s.id, false); err != nil {
 		return err
+	}
+	return s.halt(ctx)
+}
+
+// halt ends the run, and a restart that is due, without a word of what the operator wants.
+func (s *supervised) halt(ctx context.Context) error {
+	if s.unit == nil {
+		return nil
+	}
+	s.mu.Lock()
+	r := s.run
+	if r != nil {
+		r.halted = true
+	}
+	if s.retry != nil {
+		s.callOff()
+		s.tell(s.told)
+	}
+	s.mu.Unlock()
+	if r == nil {
+		return nil
 	}
 	// A start that has not reached the executor yet ends by its context, any other by Stop.
 	r.cancel()

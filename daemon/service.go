@@ -113,7 +113,7 @@ func (s *service) WatchAgent(req *daemonv1.WatchAgentRequest, out watchStream) e
 	defer cancel()
 	for sent := (*daemonv1.AgentSummary)(nil); ; {
 		sum := a.summary()
-		if sent == nil || sum.GetStatus() != sent.GetStatus() || sum.GetMessage() != sent.GetMessage() || sum.GetStartedAtMs() != sent.GetStartedAtMs() {
+		if sent == nil || sum.GetStatus() != sent.GetStatus() || sum.GetMessage() != sent.GetMessage() || sum.GetStartedAtMs() != sent.GetStartedAtMs() || sum.GetNextTryAtMs() != sent.GetNextTryAtMs() {
 			if err := out.Send(&daemonv1.WatchAgentResponse{Agent: sum}); err != nil {
 				return err
 			}
@@ -189,10 +189,12 @@ func (s *service) Logs(req *daemonv1.LogsRequest, out logStream) error {
 
 func (a *supervised) summary() *daemonv1.AgentSummary {
 	st, started := a.state()
+	again := a.restartsNow()
 	return &daemonv1.AgentSummary{
 		Id: a.id.String(), Name: a.name, Image: a.image, Digest: a.digest, Model: a.model,
 		Status: st.status.String(), Reason: string(st.reason), Message: st.message,
 		CreatedAtMs: milliseconds(a.created), StartedAtMs: milliseconds(started),
+		Attempts: int32(again.attempts), NextTryAtMs: again.nextMs,
 	}
 }
 
@@ -213,6 +215,7 @@ func (a *supervised) describe(ctx context.Context) *daemonv1.Agent {
 		Confinement: confinement(p.Confinement),
 		LastExit:    lastExit(p.LastExit),
 		LogFile:     a.sup.logPath(a.id),
+		Restart:     a.policy.String(), LastFailure: a.restartsNow().last,
 	}
 	if a.unit == nil {
 		return out

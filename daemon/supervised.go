@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,9 @@ const (
 	maxStatusMessage = 2000
 )
 
+// grpcPrefix is what gRPC puts before the text of a status.
+var grpcPrefix = regexp.MustCompile(`rpc error: code = \w+ desc = `)
+
 // supervised is one agent under the daemon's care. What is told and stored of its status is what
 // the executor's tracker says; the supervisor itself sets ready, working and readiness_timeout.
 type supervised struct {
@@ -30,6 +34,7 @@ type supervised struct {
 	digest  string
 	model   string
 	created time.Time
+	policy  restartPolicy
 	door    *door
 	// unit is nil for an agent that could not be restored.
 	unit executor.Agent
@@ -45,13 +50,16 @@ type supervised struct {
 	started  time.Time
 	run      *run
 	removing bool
+	// restarts is part of what is told; retry is the restart that is due, nil where none is.
+	restarts restarts
+	retry    *retry
 	watchers map[chan struct{}]struct{}
 }
 
 func newSupervised(sup *supervisor, r record) *supervised {
 	s := &supervised{
 		sup: sup, id: r.id, name: r.name, image: r.image, digest: r.digest, model: r.model,
-		created: r.created, started: r.started, told: r.state,
+		created: r.created, started: r.started, told: r.state, policy: r.policy, restarts: r.state.restarts,
 		dirty: make(chan struct{}, 1), watchers: make(map[chan struct{}]struct{}),
 	}
 	s.door = &door{agent: s}
@@ -98,10 +106,8 @@ func (s *supervised) publish() {
 			now.message = s.told.message
 		case !r.ended:
 			return
-		case r.late != "":
-			now.message = r.late
 		default:
-			now.message = s.explain(r.err)
+			now.message = s.cause(r)
 		}
 	}
 	if r := s.run; status == executor.StatusStarting && r != nil && !r.dated {
@@ -113,6 +119,7 @@ func (s *supervised) publish() {
 
 // tell is called with mu held.
 func (s *supervised) tell(now state) {
+	now.restarts = s.restarts
 	s.told = now
 	s.version++
 	for ch := range s.watchers {
@@ -127,12 +134,21 @@ func (s *supervised) tell(now state) {
 	}
 }
 
+// cause is one line about why r, which has ended, failed. It is called with mu held.
+func (s *supervised) cause(r *run) string {
+	if r.late != "" {
+		return r.late
+	}
+	return s.explain(r.err)
+}
+
 // explain is one line about the end of a run.
 func (s *supervised) explain(err error) string {
 	if err == nil {
 		err = errors.New(s.exitLine())
 	}
-	msg := flatten(err.Error())
+	// What a runtime answered is for a person; how it came here is not.
+	msg := grpcPrefix.ReplaceAllString(flatten(err.Error()), "")
 	// The line is told beside the agent it is about.
 	for _, operation := range []string{"run", "prepare", "probe"} {
 		msg = strings.ReplaceAll(msg, operation+" agent "+s.id.String()+": ", "")

@@ -30,6 +30,7 @@ type supervisor struct {
 	gateway  *gateway.Gateway
 	provider *system.Provider
 	settings settings
+	backoff  backoff
 	logger   *slog.Logger
 
 	// closing is closed when the daemon lets go of its agents.
@@ -162,8 +163,11 @@ func (s *supervisor) restore(ctx context.Context, a *supervised, r record, unit 
 	}
 	s.add(a)
 	a.adopt(unit)
-	if running {
-		a.takeOver()
+	switch {
+	case running:
+		a.takeOver(r.state.status == executor.StatusReady || r.state.status == executor.StatusWorking)
+	case err == nil:
+		a.resume(ctx, r)
 	}
 	a.publish()
 }
@@ -236,7 +240,8 @@ func (s *supervisor) restoreWithout(ctx context.Context, a *supervised, r record
 	}
 }
 
-// stopAll stops every agent that runs and returns how many.
+// stopAll stops every agent that runs, leaves what the operator wants of each as it is, and returns
+// how many there were.
 func (s *supervisor) stopAll(ctx context.Context) (int, error) {
 	var mu sync.Mutex
 	var errs []error
@@ -247,7 +252,7 @@ func (s *supervisor) stopAll(ctx context.Context) (int, error) {
 			continue
 		}
 		all.Go(func() {
-			err := a.stop(ctx)
+			err := a.halt(ctx)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {

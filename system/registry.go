@@ -10,6 +10,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2"
 	"oras.land/oras-go/v2/content"
@@ -131,34 +132,79 @@ func (r *registry) Inspect(ctx context.Context, ref string) (executor.ImageInfo,
 		return executor.ImageInfo{}, fail("inspect", ref, err)
 	}
 	var m struct {
-		MediaType    string               `json:"mediaType"`
-		ArtifactType string               `json:"artifactType"`
-		Config       *ocispec.Descriptor  `json:"config"`
-		Layers       []ocispec.Descriptor `json:"layers"`
-		Manifests    []ocispec.Descriptor `json:"manifests"`
-		Annotations  map[string]string    `json:"annotations"`
+		Annotations map[string]string `json:"annotations"`
 	}
 	if err := json.Unmarshal(data, &m); err != nil {
 		return executor.ImageInfo{}, fail("inspect", ref, err)
 	}
 	info := executor.ImageInfo{
-		Ref: ref, Digest: desc.Digest.String(), MediaType: desc.MediaType, Size: desc.Size,
+		Ref: ref, Digest: desc.Digest.String(), MediaType: desc.MediaType,
 		Annotations: m.Annotations, Labels: m.Annotations,
 		Description: m.Annotations[ocispec.AnnotationDescription], Source: m.Annotations[ocispec.AnnotationSource],
 	}
-	parts := append(m.Layers, m.Manifests...)
-	if m.Config != nil {
-		parts = append(parts, *m.Config)
-	}
-	for _, d := range parts {
-		if d.Size > 0 {
-			info.Size += d.Size
-		}
+	if info.Size, err = r.size(ctx, desc, make(map[digest.Digest]bool)); err != nil {
+		return executor.ImageInfo{}, fail("inspect", ref, err)
 	}
 	if name, tag, ok := cutTag(ref); ok && r.createdAt != nil {
 		info.CreatedUnix = r.createdAt(name, tag)
 	}
 	return info, nil
+}
+
+// manifestTypes are the media types of manifests and indexes.
+var manifestTypes = map[string]bool{
+	ocispec.MediaTypeImageManifest: true, ocispec.MediaTypeImageIndex: true,
+	"application/vnd.docker.distribution.manifest.v2+json":      true,
+	"application/vnd.docker.distribution.manifest.list.v2+json": true,
+}
+
+// maxSized bounds how many descriptors an image's size is counted over.
+const maxSized = 10_000
+
+// size is that of desc and of all it names that was not seen before: for an index what its manifests
+// name. What of it is not here counts as much as is said of it.
+func (r *registry) size(ctx context.Context, desc ocispec.Descriptor, seen map[digest.Digest]bool) (int64, error) {
+	if seen[desc.Digest] {
+		return 0, nil
+	}
+	if len(seen) == maxSized {
+		return 0, fmt.Errorf("it names more than %d parts", maxSized)
+	}
+	seen[desc.Digest] = true
+	total := max(desc.Size, 0)
+	if !manifestTypes[desc.MediaType] {
+		return total, nil
+	}
+	if desc.Size > maxManifest {
+		return 0, fmt.Errorf("manifest is over %d bytes", maxManifest)
+	}
+	data, err := content.FetchAll(ctx, r.target, desc)
+	if errors.Is(err, errdef.ErrNotFound) {
+		return total, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	var m struct {
+		Config    *ocispec.Descriptor  `json:"config"`
+		Layers    []ocispec.Descriptor `json:"layers"`
+		Manifests []ocispec.Descriptor `json:"manifests"`
+	}
+	if err := json.Unmarshal(data, &m); err != nil {
+		return 0, err
+	}
+	parts := append(m.Layers, m.Manifests...)
+	if m.Config != nil {
+		parts = append(parts, *m.Config)
+	}
+	for _, part := range parts {
+		n, err := r.size(ctx, part, seen)
+		if err != nil {
+			return 0, err
+		}
+		total += n
+	}
+	return total, nil
 }
 
 // cutTag splits repository:tag; a port of a host is no tag.

@@ -15,7 +15,7 @@ import (
 
 func (a *app) runCommand() *cobra.Command {
 	var req daemonv1.CreateAgentRequest
-	var envs []string
+	var envs, configs []string
 	var detach bool
 	cmd := &cobra.Command{
 		Use:   "run [flags] IMAGE|DIR",
@@ -36,6 +36,9 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 			}
 			for _, kv := range values {
 				req.Envs = append(req.Envs, &daemonv1.EnvVar{Key: kv[0], Value: kv[1]})
+			}
+			if req.Configs, err = settings(configs); err != nil {
+				return err
 			}
 			if req.RuntimePath != "" {
 				if req.RuntimePath, err = absolute(req.RuntimePath); err != nil {
@@ -63,6 +66,8 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 	cmd.Flags().StringVar(&req.Model, "model", "", "`provider/name` of a model, in place of the image's")
 	cmd.Flags().StringVar(&req.RuntimePath, "runtime", "", "`path` of a local runtime program, in place of the image's")
 	cmd.Flags().StringArrayVarP(&envs, "env", "e", nil, "variable `K=V` for the agent; K alone takes the value from the environment; may be given several times")
+	cmd.Flags().StringVar(&req.Restart, "restart", "", "`policy` for an agent that ended: no, on-failure[:N], always or unless-stopped (default no)")
+	cmd.Flags().StringArrayVar(&configs, "config", nil, "setting `K=V` in place of the image's CONFIG; may be given several times")
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait until the agent is ready")
 	return cmd
 }
@@ -93,6 +98,9 @@ func (a *app) waitReady(ctx context.Context, c *client.Client, verb string, agen
 // failedHint says what to do about a failed agent. Before the runtime ran it has no log.
 func failedHint(state *daemonv1.AgentSummary) string {
 	again := fmt.Sprintf("then `otters start %s` again, or `otters rm %s`", state.GetName(), state.GetName())
+	if state.GetNextTryAtMs() > 0 {
+		again = fmt.Sprintf("it is started again by itself; `otters ps` shows when, `otters stop %s` ends that", state.GetName())
+	}
 	switch state.GetReason() {
 	case "crashed", "config", "readiness_timeout":
 		return fmt.Sprintf("see `otters logs %s`, %s", state.GetName(), again)
@@ -226,10 +234,7 @@ func (a *app) psCommand() *cobra.Command {
 func agentRows(agents []*daemonv1.AgentSummary, now time.Time) [][]string {
 	var rows [][]string
 	for _, s := range agents {
-		status := s.GetStatus()
-		if s.GetReason() != "" {
-			status += " (" + s.GetReason() + ")"
-		}
+		status := statusOf(s, now)
 		// Twelve digits of the id tell agents apart and are enough to name one.
 		id := s.GetId()
 		if len(id) > 13 {
@@ -238,6 +243,19 @@ func agentRows(agents []*daemonv1.AgentSummary, now time.Time) [][]string {
 		rows = append(rows, []string{s.GetName(), id, s.GetImage(), s.GetModel(), status, age(time.UnixMilli(s.GetCreatedAtMs()), now)})
 	}
 	return rows
+}
+
+// statusOf is the status with what goes with it: why the agent failed, and when it is tried again.
+func statusOf(s *daemonv1.AgentSummary, now time.Time) string {
+	status := s.GetStatus()
+	if s.GetReason() != "" {
+		status += " (" + s.GetReason() + ")"
+	}
+	if s.GetNextTryAtMs() > 0 {
+		wait := max(time.UnixMilli(s.GetNextTryAtMs()).Sub(now), 0).Round(time.Second)
+		status += fmt.Sprintf(", restart %d in %s", s.GetAttempts(), wait)
+	}
+	return status
 }
 
 // completeAgents offers the names of agents to a shell.

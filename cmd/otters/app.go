@@ -168,6 +168,25 @@ func (a *app) paths(dir string) (string, string, error) {
 	return dir, socket, err
 }
 
+// settings reads K=V flags into a map. A value is given, never taken from the environment.
+func settings(given []string) (map[string]string, error) {
+	var out map[string]string
+	for _, kv := range given {
+		key, value, ok := strings.Cut(kv, "=")
+		switch {
+		case !ok || key == "":
+			return nil, usagef("--config %q: want K=V", kv)
+		case out == nil:
+			out = make(map[string]string)
+		}
+		if _, twice := out[key]; twice {
+			return nil, usagef("--config %s: given twice; give it once", key)
+		}
+		out[key] = value
+	}
+	return out, nil
+}
+
 // keyValues reads K=V flags; K alone takes the value from the environment, where it has to be.
 func keyValues(flag string, given []string) ([][2]string, error) {
 	var out [][2]string

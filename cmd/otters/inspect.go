@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,15 +41,14 @@ func (a *app) inspectCommand() *cobra.Command {
 
 func describe(a *daemonv1.Agent) []pair {
 	s := a.GetSummary()
-	status := s.GetStatus()
-	if s.GetReason() != "" {
-		status += " (" + s.GetReason() + ")"
-	}
 	out := []pair{
 		{"name", s.GetName()},
 		{"id", s.GetId()},
-		{"status", status},
+		{"status", statusOf(s, time.Now())},
 		{"message", s.GetMessage()},
+		{"restart", a.GetRestart()},
+		{"restarts", restarts(s)},
+		{"last failure", a.GetLastFailure()},
 		{"image", s.GetImage()},
 		{"digest", s.GetDigest()},
 		{"model", s.GetModel()},
@@ -81,6 +81,17 @@ func describe(a *daemonv1.Agent) []pair {
 		out = append(out, list("last lines", e.GetStderr())...)
 	}
 	return out
+}
+
+// restarts is how many there were in a row, and when the next one is due.
+func restarts(s *daemonv1.AgentSummary) string {
+	if s.GetAttempts() == 0 {
+		return ""
+	}
+	if s.GetNextTryAtMs() > 0 {
+		return fmt.Sprintf("%d in a row, the last of them due at %s", s.GetAttempts(), millis(s.GetNextTryAtMs()))
+	}
+	return fmt.Sprintf("%d in a row", s.GetAttempts())
 }
 
 func address(a *daemonv1.Agent) string {

@@ -35,6 +35,9 @@ type summaryJSON struct {
 	Message   string `json:"message"`
 	CreatedAt string `json:"created_at"`
 	StartedAt string `json:"started_at"`
+	// Attempts counts restarts in a row; NextTryAt is empty where none is due.
+	Attempts  int32  `json:"attempts"`
+	NextTryAt string `json:"next_try_at"`
 }
 
 func newSummaryJSON(s *daemonv1.AgentSummary) summaryJSON {
@@ -42,6 +45,7 @@ func newSummaryJSON(s *daemonv1.AgentSummary) summaryJSON {
 		ID: s.GetId(), Name: s.GetName(), Image: s.GetImage(), Digest: s.GetDigest(), Model: s.GetModel(),
 		Status: s.GetStatus(), Reason: s.GetReason(), Message: s.GetMessage(),
 		CreatedAt: millis(s.GetCreatedAtMs()), StartedAt: millis(s.GetStartedAtMs()),
+		Attempts: s.GetAttempts(), NextTryAt: millis(s.GetNextTryAtMs()),
 	}
 }
 
@@ -90,6 +94,8 @@ type agentJSON struct {
 	LastExit          *exitJSON `json:"last_exit"`
 	ServeTokenChecked bool      `json:"serve_token_checked"`
 	LogFile           string    `json:"log_file"`
+	Restart           string    `json:"restart"`
+	LastFailure       string    `json:"last_failure"`
 }
 
 func newAgentJSON(a *daemonv1.Agent) agentJSON {
@@ -100,6 +106,7 @@ func newAgentJSON(a *daemonv1.Agent) agentJSON {
 		RuntimeRef:  a.GetRuntimeRef(), RuntimeDigest: a.GetRuntimeDigest(),
 		Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
 		ServeTokenChecked: a.GetServeTokenChecked(), LogFile: a.GetLogFile(),
+		Restart: a.GetRestart(), LastFailure: a.GetLastFailure(),
 	}
 	if out.Configs == nil {
 		out.Configs = map[string]string{}

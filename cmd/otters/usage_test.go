@@ -42,6 +42,8 @@ func TestWrongUse(t *testing.T) {
 		{[]string{"run", "a", "-e", "OTTERS_TEST_UNSET"}, "-e OTTERS_TEST_UNSET: not set in the environment; give OTTERS_TEST_UNSET=VALUE"},
 		{[]string{"run", "a", "-e", "=x"}, "no name before the value"},
 		{[]string{"run", "a", "-e", "A=1", "-e", "A=2"}, "-e A: given twice"},
+		{[]string{"run", "a", "--config", "K"}, "--config \"K\": want K=V"},
+		{[]string{"run", "a", "--config", "k=1", "--config", "k=2"}, "--config k: given twice"},
 		{[]string{"build", "."}, "no name for the image"},
 		{[]string{"build", "-t", "a"}, "build: too few arguments"},
 		{[]string{"prompt", "a", ""}, "the text is empty"},

@@ -919,7 +919,10 @@ type CreateAgentRequest struct {
 	RuntimePath string    `protobuf:"bytes,4,opt,name=runtime_path,json=runtimePath,proto3" json:"runtime_path,omitempty"`
 	Envs        []*EnvVar `protobuf:"bytes,5,rep,name=envs,proto3" json:"envs,omitempty"`
 	// CONFIG values in place of the image's.
-	Configs       map[string]string `protobuf:"bytes,6,rep,name=configs,proto3" json:"configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Configs map[string]string `protobuf:"bytes,6,rep,name=configs,proto3" json:"configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Restart policy: no, on-failure[:N], always or unless-stopped; empty is no. docs/supervision.md
+	// has the rules.
+	Restart       string `protobuf:"bytes,20,opt,name=restart,proto3" json:"restart,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -996,6 +999,13 @@ func (x *CreateAgentRequest) GetConfigs() map[string]string {
 	return nil
 }
 
+func (x *CreateAgentRequest) GetRestart() string {
+	if x != nil {
+		return x.Restart
+	}
+	return ""
+}
+
 type CreateAgentResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Agent         *AgentSummary          `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -1056,7 +1066,11 @@ type AgentSummary struct {
 	// Unix milliseconds.
 	CreatedAtMs int64 `protobuf:"varint,9,opt,name=created_at_ms,json=createdAtMs,proto3" json:"created_at_ms,omitempty"`
 	// Unix milliseconds of the last start; 0 where it never ran.
-	StartedAtMs   int64 `protobuf:"varint,10,opt,name=started_at_ms,json=startedAtMs,proto3" json:"started_at_ms,omitempty"`
+	StartedAtMs int64 `protobuf:"varint,10,opt,name=started_at_ms,json=startedAtMs,proto3" json:"started_at_ms,omitempty"`
+	// Restarts since it was last ready for a minute, with the one that is due.
+	Attempts int32 `protobuf:"varint,20,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// Unix milliseconds of the next restart; 0 where none is due.
+	NextTryAtMs   int64 `protobuf:"varint,21,opt,name=next_try_at_ms,json=nextTryAtMs,proto3" json:"next_try_at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1157,6 +1171,20 @@ func (x *AgentSummary) GetCreatedAtMs() int64 {
 func (x *AgentSummary) GetStartedAtMs() int64 {
 	if x != nil {
 		return x.StartedAtMs
+	}
+	return 0
+}
+
+func (x *AgentSummary) GetAttempts() int32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *AgentSummary) GetNextTryAtMs() int64 {
+	if x != nil {
+		return x.NextTryAtMs
 	}
 	return 0
 }
@@ -1353,8 +1381,12 @@ type Agent struct {
 	// Whether the runtime checks who calls it; false means that it is open to other local users.
 	ServeTokenChecked bool   `protobuf:"varint,14,opt,name=serve_token_checked,json=serveTokenChecked,proto3" json:"serve_token_checked,omitempty"`
 	LogFile           string `protobuf:"bytes,15,opt,name=log_file,json=logFile,proto3" json:"log_file,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Restart policy.
+	Restart string `protobuf:"bytes,20,opt,name=restart,proto3" json:"restart,omitempty"`
+	// Why it last failed, "reason: message"; it stays when the agent runs again.
+	LastFailure   string `protobuf:"bytes,21,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Agent) Reset() {
@@ -1488,6 +1520,20 @@ func (x *Agent) GetServeTokenChecked() bool {
 func (x *Agent) GetLogFile() string {
 	if x != nil {
 		return x.LogFile
+	}
+	return ""
+}
+
+func (x *Agent) GetRestart() string {
+	if x != nil {
+		return x.Restart
+	}
+	return ""
+}
+
+func (x *Agent) GetLastFailure() string {
+	if x != nil {
+		return x.LastFailure
 	}
 	return ""
 }
@@ -2426,19 +2472,20 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\vdescription\x18\a \x01(\tR\vdescription\"0\n" +
 	"\x06EnvVar\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xae\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xc8\x02\n" +
 	"\x12CreateAgentRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x12!\n" +
 	"\fruntime_path\x18\x04 \x01(\tR\vruntimePath\x12,\n" +
 	"\x04envs\x18\x05 \x03(\v2\x18.otters.daemon.v1.EnvVarR\x04envs\x12K\n" +
-	"\aconfigs\x18\x06 \x03(\v21.otters.daemon.v1.CreateAgentRequest.ConfigsEntryR\aconfigs\x1a:\n" +
+	"\aconfigs\x18\x06 \x03(\v21.otters.daemon.v1.CreateAgentRequest.ConfigsEntryR\aconfigs\x12\x18\n" +
+	"\arestart\x18\x14 \x01(\tR\arestart\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
 	"\x13CreateAgentResponse\x124\n" +
-	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"\x88\x02\n" +
+	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"\xc9\x02\n" +
 	"\fAgentSummary\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2450,14 +2497,16 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\amessage\x18\b \x01(\tR\amessage\x12\"\n" +
 	"\rcreated_at_ms\x18\t \x01(\x03R\vcreatedAtMs\x12\"\n" +
 	"\rstarted_at_ms\x18\n" +
-	" \x01(\x03R\vstartedAtMs\"\x13\n" +
+	" \x01(\x03R\vstartedAtMs\x12\x1a\n" +
+	"\battempts\x18\x14 \x01(\x05R\battempts\x12#\n" +
+	"\x0enext_try_at_ms\x18\x15 \x01(\x03R\vnextTryAtMs\"\x13\n" +
 	"\x11ListAgentsRequest\"L\n" +
 	"\x12ListAgentsResponse\x126\n" +
 	"\x06agents\x18\x01 \x03(\v2\x1e.otters.daemon.v1.AgentSummaryR\x06agents\"'\n" +
 	"\x0fGetAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"A\n" +
 	"\x10GetAgentResponse\x12-\n" +
-	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xff\x04\n" +
+	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xbc\x05\n" +
 	"\x05Agent\x128\n" +
 	"\asummary\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\asummary\x12\x12\n" +
 	"\x04root\x18\x02 \x01(\tR\x04root\x12\x18\n" +
@@ -2476,7 +2525,9 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\aconfigs\x18\f \x03(\v2$.otters.daemon.v1.Agent.ConfigsEntryR\aconfigs\x127\n" +
 	"\tlast_exit\x18\r \x01(\v2\x1a.otters.daemon.v1.LastExitR\blastExit\x12.\n" +
 	"\x13serve_token_checked\x18\x0e \x01(\bR\x11serveTokenChecked\x12\x19\n" +
-	"\blog_file\x18\x0f \x01(\tR\alogFile\x1a:\n" +
+	"\blog_file\x18\x0f \x01(\tR\alogFile\x12\x18\n" +
+	"\arestart\x18\x14 \x01(\tR\arestart\x12!\n" +
+	"\flast_failure\x18\x15 \x01(\tR\vlastFailure\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"f\n" +
