@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -15,9 +14,9 @@ import (
 )
 
 const (
-	// blankPrefix marks an agent's folder that is made ahead: state and an empty tree. It is not an
-	// agent; the next Provider uses it.
-	blankPrefix = ".blank-"
+	// storeBlanks holds agents' folders that are made ahead: state and an empty tree each. What one
+	// Provider has not used the next one does.
+	storeBlanks = ".store/blanks"
 	// blanksAhead is how many are kept. A folder costs more than all else in making a small tree.
 	blanksAhead = 2
 	// blankPause lets the start that took one have the machine to itself.
@@ -39,21 +38,21 @@ type blanks struct {
 // newBlanks finds the folders that an earlier Provider made. Those that are not whole are removed.
 func newBlanks(fs billy.Filesystem, mode os.FileMode) (*blanks, error) {
 	b := &blanks{fs: fs, mode: mode}
-	entries, err := fs.ReadDir("")
+	if err := fs.MkdirAll(storeBlanks, 0o700); err != nil {
+		return nil, err
+	}
+	entries, err := fs.ReadDir(storeBlanks)
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), blankPrefix) {
+		name := fs.Join(storeBlanks, e.Name())
+		if _, err := fs.Lstat(fs.Join(name, stateDir)); err == nil {
+			b.ready = append(b.ready, name)
 			continue
 		}
-		if _, err := fs.Lstat(fs.Join(e.Name(), stateDir)); err == nil {
-			b.ready = append(b.ready, e.Name())
-			continue
-		}
-		if err := removeAll(fs, e.Name()); err != nil {
-			return nil, err
-		}
+		// Half of one is in nobody's way; the next Provider tries again.
+		_ = removeAll(fs, name)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -113,7 +112,7 @@ func (b *blanks) short() bool {
 
 // make makes one folder; state comes last, so that one with it is whole.
 func (b *blanks) make() (name string, err error) {
-	name = blankPrefix + rand.Text()
+	name = b.fs.Join(storeBlanks, rand.Text())
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, removeAll(b.fs, name))
