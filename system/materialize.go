@@ -73,6 +73,13 @@ type MaterializeOptions struct {
 func MaterializeContent(
 	ctx context.Context, fs billy.Filesystem, id uuid.UUID, _ string, opts MaterializeOptions,
 ) (*executor.Runtime, error) {
+	fs, opened, err := bound(fs, onDisk(fs))
+	if err != nil {
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	if opened != nil {
+		defer opened.Close()
+	}
 	m := &materializer{fs: fs, id: id, opts: opts}
 	if err := m.resolve(ctx); err != nil {
 		return nil, err
