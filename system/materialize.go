@@ -294,8 +294,12 @@ func (m *materializer) buildConfig() {
 			Ref: b.Image, Digest: m.digest(b.Image), Usage: workspace.UsageFile(b.Name),
 		})
 	}
+	imageDigest := m.digest(m.opts.ImageRef)
+	if imageDigest == "" {
+		imageDigest = m.image.Descriptor.Digest.String()
+	}
 	c.Provenance = workspace.Provenance{
-		ImageDigest: m.image.Descriptor.Digest.String(), RuntimeRef: c.Runtime.Ref, RuntimeDigest: c.Runtime.Digest,
+		ImageDigest: imageDigest, RuntimeRef: c.Runtime.Ref, RuntimeDigest: c.Runtime.Digest,
 	}
 	m.config = c
 }

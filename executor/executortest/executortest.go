@@ -224,3 +224,6 @@ func (w *World) ResolveModel(model string) (apiURL, apiKey string, err error) {
 
 // patience bounds a wait for something that happens at once on an idle machine.
 const patience = time.Minute
+
+// probePause is between two probes of a runtime that is not there yet.
+const probePause = 2 * time.Millisecond
