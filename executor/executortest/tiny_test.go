@@ -222,7 +222,16 @@ func (a *tinyAgent) build(ctx context.Context) (*executor.Runtime, error) {
 	for _, b := range rt.Source.Bins {
 		programs["usr/bin/"+b.Name] = b.Image
 	}
+	pulled := make(map[string]string)
 	for name, image := range programs {
+		_ = os.Remove(a.path("root", name)) // Of the process before this one.
+		if first, ok := pulled[image]; ok {
+			if err := os.Link(a.path("root", first), a.path("root", name)); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		pulled[image] = name
 		ref, err := spec.ParseReference(image)
 		var program bytes.Buffer
 		if err == nil {
