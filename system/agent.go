@@ -127,6 +127,8 @@ func NewAgent(id uuid.UUID, fs billy.Filesystem, opts ...AgentOption) *Agent {
 	}
 	if a.disk = onDisk(fs); !a.disk {
 		a.fs = serial{fs, new(sync.Mutex)}
+	} else if b, _, err := bound(fs, a.disk); err == nil {
+		a.fs = b
 	}
 	return a
 }

@@ -73,6 +73,13 @@ type MaterializeOptions struct {
 func MaterializeContent(
 	ctx context.Context, fs billy.Filesystem, id uuid.UUID, _ string, opts MaterializeOptions,
 ) (*executor.Runtime, error) {
+	fs, opened, err := bound(fs, onDisk(fs))
+	if err != nil {
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	if opened != nil {
+		defer opened.Close()
+	}
 	m := &materializer{fs: fs, id: id, opts: opts}
 	if err := m.resolve(ctx); err != nil {
 		return nil, err
@@ -289,8 +296,12 @@ func (m *materializer) buildConfig() {
 			Ref: b.Image, Digest: m.digest(b.Image), Usage: workspace.UsageFile(b.Name),
 		})
 	}
+	imageDigest := m.digest(m.opts.ImageRef)
+	if imageDigest == "" {
+		imageDigest = m.image.Descriptor.Digest.String()
+	}
 	c.Provenance = workspace.Provenance{
-		ImageDigest: m.image.Descriptor.Digest.String(), RuntimeRef: c.Runtime.Ref, RuntimeDigest: c.Runtime.Digest,
+		ImageDigest: imageDigest, RuntimeRef: c.Runtime.Ref, RuntimeDigest: c.Runtime.Digest,
 	}
 	m.config = c
 }

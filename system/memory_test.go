@@ -10,7 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/go-git/go-billy/v5"
 	"github.com/go-git/go-billy/v5/memfs"
 	"github.com/go-git/go-billy/v5/util"
 	"github.com/google/uuid"
@@ -34,6 +33,9 @@ type spawner struct {
 	name string
 	args []string
 	env  []string
+	dir  string
+	// last is the command that was made last.
+	last *command
 }
 
 type command struct {
@@ -41,6 +43,9 @@ type command struct {
 	srv  *grpc.Server
 	done chan struct{}
 	out  io.Writer
+	err  io.Writer
+	// deaf has room for one signal that is not heeded.
+	deaf chan struct{}
 }
 
 func (s *spawner) Command(name string, args ...string) system.Cmd {
@@ -48,7 +53,8 @@ func (s *spawner) Command(name string, args ...string) system.Cmd {
 	defer s.mu.Unlock()
 	s.name, s.args = name, args
 	s.ln = bufconn.Listen(1 << 16)
-	return &command{s: s, done: make(chan struct{})}
+	s.last = &command{s: s, done: make(chan struct{}), deaf: make(chan struct{}, 1)}
+	return s.last
 }
 
 func (s *spawner) Dial(context.Context, string) (*grpc.ClientConn, error) {
@@ -69,6 +75,9 @@ func (c *command) Start() error {
 	ln := c.s.ln
 	c.s.mu.Unlock()
 	_, err := io.WriteString(c.out, "from memory\n")
+	if err == nil {
+		_, err = io.WriteString(c.err, "a complaint\n")
+	}
 	go func() {
 		defer close(c.done)
 		_ = c.srv.Serve(ln)
@@ -76,11 +85,22 @@ func (c *command) Start() error {
 	return err
 }
 
-func (c *command) Wait() error            { <-c.done; return nil }
-func (c *command) Signal(os.Signal) error { c.srv.Stop(); return nil }
-func (c *command) SetStdout(w io.Writer)  { c.out = w }
-func (c *command) SetStderr(io.Writer)    {}
-func (c *command) SetDir(string)          {}
+func (c *command) Wait() error           { <-c.done; return nil }
+func (c *command) SetStdout(w io.Writer) { c.out = w }
+func (c *command) SetStderr(w io.Writer) { c.err = w }
+func (c *command) Signal(os.Signal) error {
+	select {
+	case <-c.deaf:
+	default:
+		c.srv.Stop()
+	}
+	return nil
+}
+func (c *command) SetDir(dir string) {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.dir = dir
+}
 func (c *command) SetEnv(env []string) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
@@ -162,39 +182,5 @@ func TestALevelCanNotBeHadInMemory(t *testing.T) {
 		if (err == nil) != ok {
 			t.Errorf("level %q: %v", level, err)
 		}
-	}
-}
-
-func TestMaterializeContentServesOtherExecutors(t *testing.T) {
-	t.Parallel()
-	store := image(t, plain+"BIN cat otters/tools/cat \"prints\"\nCONTEXT RIVERS <<EOF\nThe Severn is long.\nEOF\nCONFIG temperature=1.10\n")
-	var fs billy.Filesystem = memfs.New()
-	rt, err := system.MaterializeContent(t.Context(), fs, uuid.New(), "", system.MaterializeOptions{
-		Store: store, Ref: ref, ModelResolver: nil,
-		View:                executor.WorkspaceView{Root: "/agent", Isolated: true},
-		ViewBinDirsForTools: func(names []string) []string { return []string{"/opt/bins/" + names[0]} },
-		ToolBinaryPath:      func(name string) string { return "/opt/bins/" + name },
-		SymlinkBinAt:        func(name string) (string, bool) { return "/opt/bin-images/" + name, true },
-		Capabilities:        []executor.Capability{{Name: "job-submit", Description: "submits jobs"}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if rt.Config.Tools[0].Binary != "/opt/bins/cat" || rt.Config.Configs["temperature"] != "1.10" {
-		t.Errorf("config %+v", rt.Config)
-	}
-	if link, err := fs.Readlink("opt/bins/cat"); err != nil || link != "/opt/bin-images/cat" {
-		t.Errorf("symlink %q, %v", link, err)
-	}
-	for file, want := range map[string]string{
-		"etc/context/RIVERS.md": "The Severn is long.", "etc/context/WORKSPACE.md": "/opt/bins/cat", "etc/context/AGENT.md": "job_submit",
-		"etc/agent.yaml": "workspace: /agent/workspace",
-	} {
-		if got, err := util.ReadFile(fs, file); err != nil || !strings.Contains(string(got), want) {
-			t.Errorf("%s lacks %q: %s, %v", file, want, got, err)
-		}
-	}
-	if _, err := fs.Stat("usr/bin/cat"); err == nil {
-		t.Error("a program was installed")
 	}
 }

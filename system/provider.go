@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -62,9 +63,11 @@ type Provider struct {
 	setupOnce sync.Once
 	setupErr  error
 	disk      bool
-	launcher  *sandbox.Launcher
-	sealer    *sealer
-	programs  *programs
+	// rootCloser closes root where it was opened here.
+	rootCloser io.Closer
+	launcher   *sandbox.Launcher
+	sealer     *sealer
+	programs   *programs
 	// blanks is nil where the folder is not on disk.
 	blanks *blanks
 
@@ -79,7 +82,8 @@ var (
 )
 
 // NewProvider creates a Provider in the folder root. storeFor is called once per Create for the
-// target that holds the agent's image. Nothing is read or written before the first agent; what is
+// target that holds the agent's image. A root on disk whose filesystem can't change owners, as billy's
+// own can't, is used by a descriptor of its folder. Nothing is read or written before the first agent; what is
 // wrong with the folder or the monitor is told then.
 func NewProvider(root billy.Filesystem, storeFor StoreFor, opts ...ProviderOption) *Provider {
 	p := &Provider{
@@ -102,8 +106,11 @@ func (p *Provider) doSetup() error {
 	if err := p.root.MkdirAll("", 0o711); err != nil {
 		return fmt.Errorf("agents folder: %w", err)
 	}
+	var err error
 	if p.disk = onDisk(p.root); !p.disk {
 		p.root = serial{p.root, new(sync.Mutex)}
+	} else if p.root, p.rootCloser, err = bound(p.root, p.disk); err != nil {
+		return fmt.Errorf("agents folder: %w", err)
 	}
 	if p.sealKey == nil {
 		key, err := readSealKey(p.root)
@@ -112,7 +119,6 @@ func (p *Provider) doSetup() error {
 		}
 		p.sealKey = key
 	}
-	var err error
 	if p.sealer, err = newSealer(p.sealKey); err != nil {
 		return err
 	}
@@ -480,7 +486,7 @@ func (p *Provider) Close() error {
 	p.closed = true
 	// From here on what was not set up never is.
 	p.setupOnce.Do(func() { p.setupErr = errClosed })
-	launcher := p.launcher
+	launcher, root := p.launcher, p.rootCloser
 	agents := make([]*Agent, 0, len(p.agents))
 	for _, a := range p.agents {
 		agents = append(agents, a)
@@ -494,6 +500,9 @@ func (p *Provider) Close() error {
 		errs = append(errs, launcher.Close())
 	}
 	p.blanks.close()
+	if root != nil {
+		errs = append(errs, root.Close())
+	}
 	return errors.Join(errs...)
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"sort"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/errdef"
 	"oras.land/oras-go/v2/registry/remote"
+	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/otters-sh/otters/executor"
 	"github.com/otters-sh/otters/spec"
@@ -262,14 +264,57 @@ func (r *registry) Remove(ctx context.Context, ref string) error {
 	if err != nil {
 		return fail("remove", ref, err)
 	}
-	desc, err := repo.Resolve(ctx, tag)
-	if err != nil {
-		return fail("remove", ref, err)
-	}
-	if err := repo.Manifests().Delete(ctx, desc); err != nil {
+	if err := removeTag(ctx, repo, tag); err != nil {
 		return fail("remove", ref, err)
 	}
 	return nil
+}
+
+// removeTag deletes a tag over HTTP. A registry that can't delete a tag alone is asked to delete the
+// manifest, unless other tags would go with it.
+func removeTag(ctx context.Context, repo *remote.Repository, tag string) error {
+	desc, err := repo.Resolve(ctx, tag)
+	if err != nil {
+		return err
+	}
+	scheme := "https"
+	if repo.PlainHTTP {
+		scheme = "http"
+	}
+	url := fmt.Sprintf("%s://%s/v2/%s/manifests/%s", scheme, repo.Reference.Host(), repo.Reference.Repository, tag)
+	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, url, nil)
+	if err != nil {
+		return err
+	}
+	res, err := auth.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	res.Body.Close()
+	switch res.StatusCode {
+	case http.StatusAccepted, http.StatusOK, http.StatusNoContent:
+		return nil
+	case http.StatusNotFound:
+		return errdef.ErrNotFound
+	case http.StatusBadRequest, http.StatusMethodNotAllowed:
+	default:
+		return fmt.Errorf("registry answers %s", res.Status)
+	}
+	err = repo.Tags(ctx, "", func(tags []string) error {
+		for _, other := range tags {
+			if other == tag {
+				continue
+			}
+			if d, err := repo.Resolve(ctx, other); err != nil || d.Digest == desc.Digest {
+				return errors.Join(err, fmt.Errorf("the registry deletes only whole images, and tag %s may name this one", other))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return repo.Manifests().Delete(ctx, desc)
 }
 
 // PullRemote copies remoteRef, which has a host, into the target under its whole name.

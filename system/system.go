@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"oras.land/oras-go/v2"
 
+	"github.com/otters-sh/otters/internal/rootfs"
 	"github.com/otters-sh/otters/spec"
 	"github.com/otters-sh/otters/workspace"
 )
@@ -123,15 +124,30 @@ type Cmd interface {
 // onDisk tells whether what fs writes is found on the host below fs.Root(): it writes a file and
 // looks. Only such a tree can be the home of a process.
 func onDisk(fs billy.Filesystem) bool {
-	f, err := fs.TempFile("", ".probe-")
+	// A bound osfs takes "" for another folder than its root.
+	f, err := fs.TempFile(".", ".probe-")
 	if err != nil {
 		return false
 	}
-	name := f.Name()
+	name := filepath.Base(f.Name())
 	defer func() { _ = fs.Remove(name) }()
 	if err := f.Close(); err != nil {
 		return false
 	}
-	_, err = os.Lstat(filepath.Join(fs.Root(), filepath.Base(name)))
+	_, err = os.Lstat(filepath.Join(fs.Root(), name))
 	return err == nil
+}
+
+// bound is fs by a descriptor of its folder where fs is on disk and is not that already: billy's own
+// filesystems go by paths, rewrite the targets of symlinks and can't change owners. The closer is for
+// what was opened here; it is nil where nothing was.
+func bound(fs billy.Filesystem, disk bool) (billy.Filesystem, io.Closer, error) {
+	if _, ok := fs.(billy.Change); ok || !disk {
+		return fs, nil, nil
+	}
+	r, err := rootfs.Open(fs.Root())
+	if err != nil {
+		return nil, nil, err
+	}
+	return r, r, nil
 }

@@ -100,7 +100,7 @@ func build(t *testing.T) string {
 	t.Helper()
 	dir := openDir(t)
 	program := filepath.Join(dir, "scripted")
-	cmd := exec.Command("go", "build", "-o", program, "github.com/otters-sh/otters/executor/executortest/scripted")
+	cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", program, "github.com/otters-sh/otters/executor/executortest/scripted")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("executortest: build the scripted runtime: %v\n%s", err, out)
@@ -224,3 +224,6 @@ func (w *World) ResolveModel(model string) (apiURL, apiKey string, err error) {
 
 // patience bounds a wait for something that happens at once on an idle machine.
 const patience = time.Minute
+
+// probePause is between two probes of a runtime that is not there yet.
+const probePause = 2 * time.Millisecond

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -263,6 +264,7 @@ func manyAgents(s *suite) {
 					s.Errorf("agent %d is %v (%v)", i, a.Status(), a.FailureReason())
 					return
 				}
+				time.Sleep(probePause)
 			}
 			addrs[i] = a.Addr()
 			if p, ok := a.(executor.Prompter); ok {

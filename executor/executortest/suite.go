@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -156,6 +157,8 @@ func (s *suite) ready(a executor.Agent, done <-chan error) {
 		if st := a.Status(); ctx.Err() != nil || st != executor.StatusStarting {
 			s.Fatalf("the agent is %v (%v) and never answered: %v", st, a.FailureReason(), err)
 		}
+		// A runtime that binds its address refuses at once until it is there.
+		time.Sleep(probePause)
 	}
 	if !a.StatusTracker().Set(executor.StatusReady) {
 		s.Fatalf("ready was refused from %v", a.Status())
