@@ -197,8 +197,8 @@ func TestProgramsLinkOnlyWhatTheyNeed(t *testing.T) {
 		{"otters-sandbox", module + "/sandbox/monitor",
 			ourPaths("client daemon gateway registry system agentoci executor workspace agentruntime loop proto spec") +
 				" google.golang.org/grpc google.golang.org/protobuf modernc.org/sqlite net encoding/json"},
-		{"otters-tools", "github.com/itchyny/gojq",
-			module + " google.golang.org/grpc modernc.org/sqlite net/http"},
+		{"otters-tools", "github.com/itchyny/gojq mvdan.cc/sh/v3/interp net/http",
+			module + " google.golang.org/grpc modernc.org/sqlite github.com/mikefarah/yq"},
 		{"otters-runtime", module + "/agentruntime google.golang.org/grpc",
 			ourPaths("client daemon gateway registry system agentoci executor sandbox") + " oras.land/oras-go/v2 " + trace},
 		{"ottersd", module + "/daemon modernc.org/sqlite",

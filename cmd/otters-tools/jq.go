@@ -26,10 +26,12 @@ type query struct {
 	c                                          *call
 	raw, join, compact, null, slurp, text, tab bool
 	status                                     bool
+	yaml, yamlOut                              bool // read it, write it
 	indent                                     int
 	filterFile                                 string
 	args, jsonArgs                             []string
 	last                                       any
+	documents                                  int // written as YAML
 	any                                        bool
 }
 
@@ -93,7 +95,7 @@ func (q *query) run(operands []string) error {
 	defer in.close()
 	code, err := q.compile(source, names, in)
 	if err != nil {
-		fmt.Fprintf(q.c.stderr, "jq: %v\n", err)
+		fmt.Fprintf(q.c.stderr, "%s: %v\n", q.c.tool.name, err)
 		q.c.code = exitCompile
 		return nil
 	}
@@ -215,7 +217,7 @@ func (q *query) one(code *gojq.Code, input any, values []any) error {
 			if errors.As(err, &halt) {
 				return q.halt(halt)
 			}
-			fmt.Fprintf(q.c.stderr, "jq: %v\n", err)
+			fmt.Fprintf(q.c.stderr, "%s: %v\n", q.c.tool.name, err)
 			q.c.code = exitRuntime
 			return nil
 		}
@@ -246,9 +248,15 @@ func (q *query) halt(h *gojq.HaltError) error {
 func (q *query) print(v any) error {
 	out := q.c.stdout
 	s, isText := v.(string)
-	if isText && (q.raw || q.join) {
+	switch {
+	case isText && (q.raw || q.join):
 		out.WriteString(s) // sticky
-	} else {
+	case q.yamlOut:
+		if q.documents++; q.documents > 1 {
+			out.WriteString("---\n") // sticky
+		}
+		return toYAML(v, out)
+	default:
 		text, err := gojq.Marshal(v)
 		if err != nil {
 			return err

@@ -102,9 +102,12 @@ func (in *inputs) open() (bool, error) {
 	} else {
 		in.name = "standard input"
 	}
-	if in.q.text {
+	switch {
+	case in.q.text:
 		in.next = in.textReader(r)
-	} else {
+	case in.q.yaml:
+		in.next = yamlReader(r)
+	default:
 		in.next = in.jsonReader(r)
 	}
 	return true, nil

@@ -1,12 +1,13 @@
 // Command otters-tools is the tools that agents get when nobody brings others: one program that
-// acts as the tool it is called by. A link named cat to it is cat.
+// acts as the tool it is called by. A link named cat to it is cat. A file of it that is bound at
+// /usr/bin/cat, as at sandbox level strict, is cat whatever it is called by.
 //
 //	otters-tools NAME [ARGUMENT…]   run a tool
 //	otters-tools list [--json]      name and description of every tool
 //	otters-tools usage NAME         how to use a tool, written for a model
 //
-// Every tool streams, holds a bounded amount in memory, needs no network and no environment, and
-// refuses an option that it does not know with exit code 2.
+// Every tool holds a bounded amount in memory and refuses an option that it does not know with exit
+// code 2. None but fetch uses the network.
 package main
 
 import (
@@ -28,8 +29,36 @@ const (
 	exitUsage = 2
 )
 
+// boundDir is the folder in which the path of the file alone says which tool it is.
+const boundDir = "/usr/bin/"
+
 func main() {
-	os.Exit(run(os.Args, os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(begin(os.Args, os.Stdin, os.Stdout, os.Stderr))
+}
+
+// begin acts as the tool that the file is bound as, and otherwise as the arguments say. The kernel
+// tells the file's path, so a caller who may run one tool can't run another by its name.
+func begin(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	path, err := os.Executable() // /proc/self/exe, without what a removed file has at its end
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: which tool this file is bound as can't be told: %v\n", program, err)
+		return exitUsage
+	}
+	dir, name := filepath.Split(path)
+	if dir != boundDir {
+		return run(args, stdin, stdout, stderr)
+	}
+	rest := args[min(1, len(args)):]
+	if t, ok := find(name); ok {
+		return newCall(t, stdin, stdout, stderr).run(rest)
+	}
+	// Whatever else the file is called here, it is no way to every tool.
+	if name == program && len(rest) > 0 && (rest[0] == "list" || rest[0] == "usage") {
+		return run(append([]string{program}, rest...), stdin, stdout, stderr)
+	}
+	fmt.Fprintf(stderr, "%s: this file is %s: in %s it must have the name of its tool; a file elsewhere is the tool that it is called by\n",
+		program, path, boundDir)
+	return exitUsage
 }
 
 // run acts as the tool that args[0] names, or, called by its own name, the one that args[1] names.

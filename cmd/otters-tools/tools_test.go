@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,9 @@ import (
 var built string
 
 func TestMain(m *testing.M) {
+	if target := os.Getenv(bindVariable); target != "" {
+		runBound(target)
+	}
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "otters-tools-")
 		if err != nil {
@@ -42,10 +46,15 @@ type result struct {
 // start runs argv in a folder with no environment at all.
 func start(t *testing.T, dir, stdin string, path string, argv ...string) result {
 	t.Helper()
+	return startIn(t, []string{}, dir, stdin, path, argv...)
+}
+
+func startIn(t *testing.T, env []string, dir, stdin string, path string, argv ...string) result {
+	t.Helper()
 	cmd := exec.Command(path)
 	cmd.Args = argv
 	cmd.Dir = dir
-	cmd.Env = []string{}
+	cmd.Env = env
 	cmd.Stdin = strings.NewReader(stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -69,6 +78,8 @@ var files = map[string]string{
 	"two.json":     "{\"n\":1}\n{\"n\":2}\n",
 	"bad.json":     "{\"n\":1}\n{\"n\":",
 	"f.jq":         ".n + 1",
+	"step.sed":     "0~2p",
+	"script.sed":   "# comment\n/^B/p\nd\n",
 	"tree/a.json":  "{}\n",
 	"tree/b/C.JSO": "otter\n",
 	"tree/.hidden": "otter\n",
@@ -101,13 +112,7 @@ func newTree(t *testing.T) string {
 func TestTools(t *testing.T) {
 	t.Parallel()
 	dir := newTree(t)
-	tests := []struct {
-		argv   string // split at blanks; ~ stands for a blank inside a word
-		stdin  string
-		stdout string
-		stderr string // its first line
-		code   int
-	}{
+	tests := []toolCase{
 		{argv: "cat notes.txt", stdout: files["notes.txt"]},
 		{argv: "cat", stdin: "in", stdout: "in"},
 		{argv: "cat last.txt - last.txt", stdin: "+", stdout: "no newline+no newline"},
@@ -239,7 +244,7 @@ func TestTools(t *testing.T) {
 		{argv: "jq -c --tab .", stderr: "jq: -c, --tab, --indent: only one of them at a time", code: 2},
 		{argv: "jq --stream .", stderr: "jq: unknown flag: --stream", code: 2},
 	}
-	for _, tt := range tests {
+	for _, tt := range append(tests, editingCases...) {
 		t.Run(tt.argv, func(t *testing.T) {
 			t.Parallel()
 			argv := strings.Fields(tt.argv)
@@ -253,7 +258,8 @@ func TestTools(t *testing.T) {
 			}
 			// The usage stands below the refusal of a wrong call and nowhere else.
 			wrong := tt.code == exitUsage && !strings.Contains(tt.stderr, "no such file") &&
-				!strings.Contains(tt.stderr, "is a directory") && !strings.Contains(tt.stderr, "not JSON")
+				!strings.Contains(tt.stderr, "is a directory") && !strings.Contains(tt.stderr, "not JSON") &&
+				!strings.Contains(tt.stderr, "standard input: ") && !strings.Contains(tt.stderr, "sh:1:1")
 			if usage := strings.HasPrefix(rest, "usage: "+argv[0]+" "); usage != wrong {
 				t.Errorf("usage shown: %v, want %v: %q", usage, wrong, got.stderr)
 			}
@@ -284,6 +290,8 @@ func TestAFailedOutputIsReported(t *testing.T) {
 	for _, argv := range [][]string{
 		{"cat", "notes.txt"}, {"cat", "-n", "notes.txt"}, {"head", "notes.txt"}, {"tail", "notes.txt"}, {"wc", "notes.txt"},
 		{"grep", "otter", "notes.txt"}, {"ls", "."}, {"find", "."}, {"sort", "notes.txt"}, {"jq", ".", "one.json"},
+		{"uniq", "notes.txt"}, {"tree", "tree"}, {"diff", "notes.txt", "last.txt"}, {"sed", "p", "notes.txt"}, {"yq", ".", "one.json"},
+		{"edit", "notes.txt", "--view", "1"}, {"tar", "-c", "-f", "-", "notes.txt"}, {"write", "-a", "empty.txt", "x"},
 	} {
 		cmd := exec.Command(built)
 		cmd.Args, cmd.Dir, cmd.Stdout = argv, dir, full
@@ -392,6 +400,26 @@ func TestTheNameItIsCalledByChoosesTheTool(t *testing.T) {
 			t.Errorf("%q: got %+v, want %+v", tt.argv, got, tt.want)
 		}
 	}
+}
+
+// Invariant: any script is refused or taken, and never ends the program; one that is taken edits a
+// text without end of its own.
+func FuzzSed(f *testing.F) {
+	for _, script := range []string{
+		"s/a/b/g", "1,3{p;d}", "/a/I,+2!s|b\\(c*\\)|[&\\1]|2p", "$!N;P;D", ":a;s/x/y/;ta", "y/ab/ba/", "1~2a\\\ntext\n$q3", "G;h;x", "s/x*/-/gi", "{", "}", "\\,a,p",
+	} {
+		f.Add(script, "abc\nxay\n\nlast")
+	}
+	f.Fuzz(func(t *testing.T, script, text string) {
+		commands, err := parseSed(script, false)
+		if err != nil || len(text) > 1<<10 || len(script) > 1<<10 {
+			return
+		}
+		var out limitedWriter
+		c := newCall(tool{}, nil, io.Discard, io.Discard)
+		e := &editor{c: c, script: commands, out: &out, all: true, in: c.lines(strings.NewReader(text))}
+		_ = e.lines()
+	})
 }
 
 func FuzzFromBasicNeverPanicsAndKeepsPlainText(f *testing.F) {

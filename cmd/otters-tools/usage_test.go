@@ -2,6 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -83,6 +86,15 @@ func checkUsage(t *testing.T, tool tool, text string) {
 // Every example of a usage text is a call that the tool takes.
 func TestTheExamplesOfEveryUsageRun(t *testing.T) {
 	t.Parallel()
+	// What fetch asks example.org for is answered by a proxy, and sh has all tools in its PATH.
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Host != "example.org" {
+			http.Error(w, r.URL.Host, http.StatusBadGateway)
+		}
+		fmt.Fprintln(w, r.Method, r.URL.Path)
+	}))
+	defer proxy.Close()
+	env := []string{"HTTP_PROXY=" + proxy.URL, "PATH=" + binFolder(t)}
 	for _, tool := range tools() {
 		text, err := usages.ReadFile("usage/" + tool.name + ".md")
 		if err != nil {
@@ -99,12 +111,28 @@ func TestTheExamplesOfEveryUsageRun(t *testing.T) {
 				break
 			}
 			argv := words(strings.TrimSpace(line))
-			got := start(t, newAgent(t), "", built, argv...)
-			if got.code != 0 || got.stdout == "" || got.stderr != "" {
+			got := startIn(t, env, newAgent(t), "", built, argv...)
+			want := 0
+			if tool.name == "diff" {
+				want = exitDiffer
+			}
+			if got.code != want || got.stdout == "" || got.stderr != "" {
 				t.Errorf("%q: %+v", argv, got)
 			}
 		}
 	}
+}
+
+// binFolder makes what an agent's usr/bin is: a link for each tool.
+func binFolder(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, tool := range tools() {
+		if err := os.Symlink(built, filepath.Join(dir, tool.name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 // words splits at blanks outside double quotes.
@@ -128,6 +156,7 @@ func newAgent(t *testing.T) string {
 		"etc/data/rivers.json":   `{"rivers":[{"name":"Severn","length_km":354}]}`,
 		"etc/data/sightings.csv": "id,river,count\n1,River Severn,4\n",
 		"workspace/notes.txt":    "TODO: count the otter\n", "workspace/names.txt": "b\na\n", "workspace/words.txt": "b\nb\n",
+		"etc/data/rivers.yaml": "rivers:\n  - name: Severn\n", "etc/data/rivers.tar": tarOf(t, map[string]string{"severn.txt": "354\n"}),
 		"workspace/part1.txt": "1\n", "workspace/part2.txt": "2\n",
 	} {
 		path := filepath.Join(root, name)
@@ -139,4 +168,28 @@ func newAgent(t *testing.T) string {
 		}
 	}
 	return filepath.Join(root, "workspace")
+}
+
+// The guide's table is what the program lists, and its Agentfile lines name tools that are there.
+func TestTheGuideNamesEveryTool(t *testing.T) {
+	t.Parallel()
+	guide, err := os.ReadFile("../../docs/tools.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile("(?m)^\\| `([a-z]+)` \\| (.*) \\|$").FindAllStringSubmatch(string(guide), -1)
+	all := tools()
+	if len(rows) != len(all) {
+		t.Fatalf("%d rows for %d tools", len(rows), len(all))
+	}
+	for i, tool := range all {
+		if rows[i][1] != tool.name || rows[i][2] != tool.description {
+			t.Errorf("row %q is not %s: %s", rows[i][0], tool.name, tool.description)
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?m)^    BIN (\S+) (\S+)$`).FindAllStringSubmatch(string(guide), -1) {
+		if _, ok := find(m[1]); !ok || m[2] != "otters/tools/"+m[1] {
+			t.Errorf("%s: no such tool", m[0])
+		}
+	}
 }
