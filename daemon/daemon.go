@@ -200,6 +200,9 @@ func newGRPC(impl daemonv1.DaemonServiceServer, hosts []string) *grpc.Server {
 		grpc.WaitForHandlers(true),
 	)
 	daemonv1.RegisterDaemonServiceServer(s, impl)
+	if r, ok := impl.(registryKeeper); ok {
+		daemonv1.RegisterRegistryServiceServer(s, r.registryAPI())
+	}
 	return s
 }
 

@@ -32,6 +32,7 @@ import (
 type imageRegistry struct {
 	store *registry.Store
 	addr  string
+	token string
 
 	server *http.Server
 	served sync.WaitGroup
@@ -39,7 +40,12 @@ type imageRegistry struct {
 
 // openRegistry opens the store and starts serving. An explicit port that is taken is an error; the
 // default one gives way to a free one.
-func openRegistry(h *home, port int, logger *slog.Logger) (_ *imageRegistry, err error) {
+func openRegistry(h *home, port int, logger *slog.Logger) (*imageRegistry, error) {
+	return openRegistryFor(h, port, false, logger)
+}
+
+// openRegistryFor lets callers without a token pull where anonymousPull is set.
+func openRegistryFor(h *home, port int, anonymousPull bool, logger *slog.Logger) (_ *imageRegistry, err error) {
 	token, err := readOrMakeToken(h.path("registry.token"), "otreg_")
 	if err != nil {
 		return nil, fmt.Errorf("registry token: %w", err)
@@ -52,9 +58,10 @@ func openRegistry(h *home, port int, logger *slog.Logger) (_ *imageRegistry, err
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	r := &imageRegistry{store: store, addr: l.Addr().String()}
+	r := &imageRegistry{store: store, addr: l.Addr().String(), token: token}
+	api := store.Handler(registry.HandlerOptions{TokenHash: gate.TokenHash(token), AnonymousPull: anonymousPull, Log: logger})
 	r.server = &http.Server{
-		Handler:           gate.HTTP(store.Handler(registry.HandlerOptions{TokenHash: gate.TokenHash(token)}), gate.HTTPOptions{Hosts: gate.LoopbackHosts(l.Addr())}),
+		Handler:           gate.HTTP(api, gate.HTTPOptions{Hosts: gate.LoopbackHosts(l.Addr())}),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    maxHeaderBytes,
