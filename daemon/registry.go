@@ -33,6 +33,8 @@ type imageRegistry struct {
 	store *registry.Store
 	addr  string
 	token string
+	// upstreams by host; not changed once it serves.
+	upstreams map[string]*upstream
 
 	server *http.Server
 	served sync.WaitGroup
@@ -103,10 +105,15 @@ func (r *imageRegistry) close(ctx context.Context) error {
 	return errors.Join(err, r.store.Close())
 }
 
-// opener finds images for builds and agents. Only the embedded registry is open to them.
-func (r *imageRegistry) opener(_ context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {
-	if err := embeddedOnly(ref); err != nil {
-		return nil, "", err
+// opener finds images for builds and agents: in the embedded registry, or through it in an upstream.
+func (r *imageRegistry) opener(ctx context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {
+	if host := ref.Host(); host != "" {
+		u := r.upstreams[host]
+		if u == nil {
+			return nil, "", fail(codes.FailedPrecondition, "name it under upstreams in config.yaml, or push the image into the embedded registry",
+				"%s: %s is no upstream", ref, host)
+		}
+		return u.open(ctx, r.store, ref)
 	}
 	return r.store, storeName(ref), nil
 }
@@ -134,13 +141,22 @@ func (n noTarget) Resolve(context.Context, string) (ocispec.Descriptor, error) {
 // digest answers the digest of ref, empty where the registry does not have it.
 func (r *imageRegistry) digest(ref string) string {
 	parsed, err := spec.ParseReference(ref)
-	if err != nil || parsed.Host() != "" {
+	if err != nil {
 		return ""
 	}
-	if parsed.Digest != "" {
+	if parsed.Digest != "" && parsed.Host() == "" {
 		return parsed.Digest
 	}
-	desc, err := r.store.Resolve(context.Background(), storeName(parsed))
+	name := storeName(parsed)
+	if host := parsed.Host(); host != "" {
+		u := r.upstreams[host]
+		if u == nil {
+			return ""
+		}
+		repository, tag := u.cached(parsed)
+		name = repository + ":" + tag
+	}
+	desc, err := r.store.Resolve(context.Background(), name)
 	if err != nil {
 		return ""
 	}
