@@ -18,8 +18,12 @@ STATICCHECK := go tool -modfile=internal/tools/go.mod staticcheck
 FUZZ_SHORT := 10000
 FUZZ_LONG := 2000000
 
+# How often the registry's crash test kills it: in soak-short, and in soak.
+CRASH_SHORT := 30
+CRASH_LONG := 600
+
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint generate generate-check bench soak-short soak fuzz clean
+.PHONY: help build demo test lint generate generate-check bench soak-short soak fuzz crash clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -51,11 +55,13 @@ generate-check: ## fail when the generated code differs from what the sources gi
 bench: ## run the benchmarks and print their aims
 	go run $(TAGS) ./internal/bench all
 
-soak-short: ## run every fuzz target for a moment
+soak-short: ## run every fuzz target for a moment, and kill the registry dozens of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_SHORT)
+	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_SHORT)
 
-soak: ## run every fuzz target for long
+soak: ## run every fuzz target for long, and kill the registry hundreds of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_LONG)
+	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_LONG)
 
 # One at a time, as go test has it. A number of inputs, not of seconds: the same work on any machine.
 fuzz:
@@ -64,6 +70,10 @@ fuzz:
 		echo "fuzz $$dir $$name"; \
 		go test $(TAGS) -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZ_RUNS)x "./$$dir" </dev/null || exit 1; \
 	done
+
+# The registry's process is killed at random instants; its store must come back whole.
+crash:
+	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -run TestR11KilledStore -v -timeout 1h ./registry
 
 clean: ## remove what was built
 	rm -rf bin

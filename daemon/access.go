@@ -47,6 +47,10 @@ var access = map[string]principal{
 	daemonv1.DaemonService_RemoveAgent_FullMethodName: operator,
 	daemonv1.DaemonService_Prompt_FullMethodName:      operator,
 	daemonv1.DaemonService_Logs_FullMethodName:        operator,
+
+	daemonv1.RegistryService_GC_FullMethodName:    operator,
+	daemonv1.RegistryService_Fsck_FullMethodName:  operator,
+	daemonv1.RegistryService_Login_FullMethodName: operator,
 }
 
 // authorize decides whether p may call method.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/otters-sh/otters/internal/gate"
@@ -69,17 +70,33 @@ func testHTTP(t *testing.T, socket string) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
-// everyMethod calls fn for each method of the service with its path and an empty request.
+// emptyAPI implements nothing of any service.
+type emptyAPI struct {
+	daemonv1.UnimplementedDaemonServiceServer
+}
+
+func (emptyAPI) registryAPI() daemonv1.RegistryServiceServer {
+	return daemonv1.UnimplementedRegistryServiceServer{}
+}
+
+// everyMethod calls fn for each method of the services with its path and an empty request.
 func everyMethod(t *testing.T, fn func(path string, req proto.Message, clientStream bool)) {
 	t.Helper()
-	methods := daemonv1.File_otters_daemon_v1_daemon_proto.Services().ByName("DaemonService").Methods()
+	for _, file := range []protoreflect.FileDescriptor{daemonv1.File_otters_daemon_v1_daemon_proto, daemonv1.File_otters_daemon_v1_registry_proto} {
+		everyMethodOf(t, file.Services().Get(0), fn)
+	}
+}
+
+func everyMethodOf(t *testing.T, service protoreflect.ServiceDescriptor, fn func(path string, req proto.Message, clientStream bool)) {
+	t.Helper()
+	methods := service.Methods()
 	for i := range methods.Len() {
 		m := methods.Get(i)
 		in, err := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
 		if err != nil {
 			t.Fatal(err)
 		}
-		fn("/otters.daemon.v1.DaemonService/"+string(m.Name()), in.New().Interface(), m.IsStreamingClient())
+		fn("/"+string(service.FullName())+"/"+string(m.Name()), in.New().Interface(), m.IsStreamingClient())
 	}
 }
 
@@ -151,7 +168,7 @@ func TestEveryMethodIsInTheTableAndNothingElse(t *testing.T) {
 func TestEveryMethodIsRefusedToNobodyAndReachedByTheOperator(t *testing.T) {
 	t.Parallel()
 	// UNIMPLEMENTED comes from the implementation, so a call that gets it has passed the table.
-	impl := daemonv1.UnimplementedDaemonServiceServer{}
+	impl := emptyAPI{}
 	for _, c := range []struct {
 		p    principal
 		want codes.Code

@@ -24,6 +24,8 @@ type settings struct {
 	readyTimeout time.Duration
 	// registryPort is 0 where the file names none: then the default port or else a free one.
 	registryPort int
+	// upstreams are the registries that images may be pulled from, by host.
+	upstreams map[string]*upstream
 }
 
 // duration reads values such as "30s".
@@ -67,6 +69,11 @@ func (s *settings) parse(b []byte) error {
 	var file struct {
 		ReadyTimeout *duration `yaml:"ready-timeout"`
 		RegistryPort *int      `yaml:"registry-port"`
+		Upstreams    []struct {
+			Registry  string `yaml:"registry"`
+			Policy    string `yaml:"policy"`
+			PlainHTTP bool   `yaml:"plain-http"`
+		} `yaml:"upstreams"`
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	dec.KnownFields(true)
@@ -84,6 +91,19 @@ func (s *settings) parse(b []byte) error {
 		if *v < 1 || *v > 65535 {
 			return fmt.Errorf("registry-port: %d is not from 1 to 65535", *v)
 		}
+	}
+	for _, v := range file.Upstreams {
+		u, err := parseUpstream(v.Registry, v.Policy, v.PlainHTTP)
+		if err != nil {
+			return err
+		}
+		if s.upstreams[u.host] != nil {
+			return fmt.Errorf("upstreams: %s is there twice; keep one", u.host)
+		}
+		if s.upstreams == nil {
+			s.upstreams = make(map[string]*upstream)
+		}
+		s.upstreams[u.host] = u
 	}
 	if s.readyTimeout < 10*time.Millisecond || s.readyTimeout > time.Hour {
 		return fmt.Errorf("ready-timeout: %s is not from 10ms to 1h", s.readyTimeout)

@@ -21,7 +21,7 @@ const maxJSONDepth = 64
 
 // httpHandler serves the same implementation as gRPC-Web and JSON.
 func httpHandler(impl daemonv1.DaemonServiceServer) http.Handler {
-	path, h := daemonv1connect.NewDaemonServiceHandler(connectServer{impl},
+	opts := connect.WithHandlerOptions(
 		connect.WithInterceptors(connectAccess{}),
 		connect.WithReadMaxBytes(maxRequestBytes),
 		connect.WithCodec(strictJSON{"json"}),
@@ -30,7 +30,10 @@ func httpHandler(impl daemonv1.DaemonServiceServer) http.Handler {
 		connect.WithCompression("gzip", nil, nil),
 	)
 	mux := http.NewServeMux()
-	mux.Handle(path, h)
+	mux.Handle(daemonv1connect.NewDaemonServiceHandler(connectServer{impl}, opts))
+	if r, ok := impl.(registryKeeper); ok {
+		mux.Handle(daemonv1connect.NewRegistryServiceHandler(r.registryAPI(), opts))
+	}
 	return noStore(mux)
 }
 

@@ -108,6 +108,7 @@ func Open(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if d.images, err = openRegistry(d.home, set.registryPort, d.logger); err != nil {
 		return nil, err
 	}
+	d.images.upstreams = set.upstreams
 	p := &programs{dir: cfg.Programs, images: d.images, db: d.db, logger: d.logger}
 	if err := p.install(ctx); err != nil {
 		return nil, err
@@ -200,6 +201,9 @@ func newGRPC(impl daemonv1.DaemonServiceServer, hosts []string) *grpc.Server {
 		grpc.WaitForHandlers(true),
 	)
 	daemonv1.RegisterDaemonServiceServer(s, impl)
+	if r, ok := impl.(registryKeeper); ok {
+		daemonv1.RegisterRegistryServiceServer(s, r.registryAPI())
+	}
 	return s
 }
 

@@ -32,6 +32,9 @@ import (
 type imageRegistry struct {
 	store *registry.Store
 	addr  string
+	token string
+	// upstreams by host; not changed once it serves.
+	upstreams map[string]*upstream
 
 	server *http.Server
 	served sync.WaitGroup
@@ -39,7 +42,12 @@ type imageRegistry struct {
 
 // openRegistry opens the store and starts serving. An explicit port that is taken is an error; the
 // default one gives way to a free one.
-func openRegistry(h *home, port int, logger *slog.Logger) (_ *imageRegistry, err error) {
+func openRegistry(h *home, port int, logger *slog.Logger) (*imageRegistry, error) {
+	return openRegistryFor(h, port, false, logger)
+}
+
+// openRegistryFor lets callers without a token pull where anonymousPull is set.
+func openRegistryFor(h *home, port int, anonymousPull bool, logger *slog.Logger) (_ *imageRegistry, err error) {
 	token, err := readOrMakeToken(h.path("registry.token"), "otreg_")
 	if err != nil {
 		return nil, fmt.Errorf("registry token: %w", err)
@@ -52,9 +60,10 @@ func openRegistry(h *home, port int, logger *slog.Logger) (_ *imageRegistry, err
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	r := &imageRegistry{store: store, addr: l.Addr().String()}
+	r := &imageRegistry{store: store, addr: l.Addr().String(), token: token}
+	api := store.Handler(registry.HandlerOptions{TokenHash: gate.TokenHash(token), AnonymousPull: anonymousPull, Log: logger})
 	r.server = &http.Server{
-		Handler:           gate.HTTP(store.Handler(registry.HandlerOptions{TokenHash: gate.TokenHash(token)}), gate.HTTPOptions{Hosts: gate.LoopbackHosts(l.Addr())}),
+		Handler:           gate.HTTP(api, gate.HTTPOptions{Hosts: gate.LoopbackHosts(l.Addr())}),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    maxHeaderBytes,
@@ -96,10 +105,15 @@ func (r *imageRegistry) close(ctx context.Context) error {
 	return errors.Join(err, r.store.Close())
 }
 
-// opener finds images for builds and agents. Only the embedded registry is open to them.
-func (r *imageRegistry) opener(_ context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {
-	if err := embeddedOnly(ref); err != nil {
-		return nil, "", err
+// opener finds images for builds and agents: in the embedded registry, or through it in an upstream.
+func (r *imageRegistry) opener(ctx context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {
+	if host := ref.Host(); host != "" {
+		u := r.upstreams[host]
+		if u == nil {
+			return nil, "", fail(codes.FailedPrecondition, "name it under upstreams in config.yaml, or push the image into the embedded registry",
+				"%s: %s is no upstream", ref, host)
+		}
+		return u.open(ctx, r.store, ref)
 	}
 	return r.store, storeName(ref), nil
 }
@@ -127,13 +141,22 @@ func (n noTarget) Resolve(context.Context, string) (ocispec.Descriptor, error) {
 // digest answers the digest of ref, empty where the registry does not have it.
 func (r *imageRegistry) digest(ref string) string {
 	parsed, err := spec.ParseReference(ref)
-	if err != nil || parsed.Host() != "" {
+	if err != nil {
 		return ""
 	}
-	if parsed.Digest != "" {
+	if parsed.Digest != "" && parsed.Host() == "" {
 		return parsed.Digest
 	}
-	desc, err := r.store.Resolve(context.Background(), storeName(parsed))
+	name := storeName(parsed)
+	if host := parsed.Host(); host != "" {
+		u := r.upstreams[host]
+		if u == nil {
+			return ""
+		}
+		repository, tag := u.cached(parsed)
+		name = repository + ":" + tag
+	}
+	desc, err := r.store.Resolve(context.Background(), name)
 	if err != nil {
 		return ""
 	}

@@ -92,6 +92,8 @@ func answer(err error) *apiError {
 		return &apiError{http.StatusServiceUnavailable, codeUnavailable, "the registry is shutting down"}
 	case diskFull(err):
 		return &apiError{http.StatusInsufficientStorage, codeUnavailable, "the registry's disk is full: nothing was stored"}
+	case diskReadOnly(err):
+		return &apiError{http.StatusServiceUnavailable, codeUnavailable, "the registry's disk cannot be written: nothing was stored"}
 	}
 	return &apiError{http.StatusInternalServerError, codeUnknown, "the registry had an error of its own: its log says more"}
 }
@@ -99,6 +101,11 @@ func answer(err error) *apiError {
 func diskFull(err error) bool {
 	var db *sqlite.Error
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.As(err, &db) && db.Code()&0xff == sqlite3.SQLITE_FULL
+}
+
+func diskReadOnly(err error) bool {
+	var db *sqlite.Error
+	return errors.Is(err, unix.EROFS) || errors.As(err, &db) && db.Code()&0xff == sqlite3.SQLITE_READONLY
 }
 
 // fail answers with an error.

@@ -35,6 +35,15 @@ type options struct {
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == "registry" {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		if err := runRegistry(ctx, args[1:], stdout, stderr); err != nil {
+			fmt.Fprintf(stderr, "ottersd: %s\n", oneLine(err))
+			return 1
+		}
+		return 0
+	}
 	opts, err := parse(args, stdout)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -56,6 +65,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 }
 
 const usage = `usage: ottersd [--home DIR] [--socket PATH] [--log-level debug|info|warn|error]
+       ottersd registry serve|gc|fsck [flags]
        ottersd version
 
   --home       folder of the daemon's state (default: OTTERS_HOME, else XDG_STATE_HOME/otters)

@@ -20,6 +20,9 @@ type row struct {
 	// Aim is what the figure is meant to be, and Met whether it is.
 	Aim string `json:"aim,omitempty"`
 	Met *bool  `json:"met,omitempty"`
+	// P50 and P99 are quantiles of one request, in milliseconds.
+	P50 float64 `json:"p50_ms,omitempty"`
+	P99 float64 `json:"p99_ms,omitempty"`
 }
 
 // over makes r a ratio to a floor, with an aim of at most most times it.
@@ -27,6 +30,15 @@ func (r row) over(floor row, most float64) row {
 	r.Against, r.Ratio = floor.Name, r.Value/floor.Value
 	r.Aim = fmt.Sprintf("at most %gx", most)
 	met := r.Ratio <= most
+	r.Met = &met
+	return r
+}
+
+// atLeast makes r a ratio to another rate, with an aim of at least least times it.
+func (r row) atLeast(other row, least float64) row {
+	r.Against, r.Ratio = other.Name, r.Value/other.Value
+	r.Aim = fmt.Sprintf("at least %gx", least)
+	met := r.Ratio >= least
 	r.Met = &met
 	return r
 }
@@ -51,16 +63,19 @@ func print(w io.Writer, title string, rows []row, asJSON bool) error {
 	}
 	fmt.Fprintf(w, "%s\n", title)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "  name\tvalue\tunit\tratio\tagainst\taim\tmet")
+	fmt.Fprintln(tw, "  name\tvalue\tunit\tratio\tagainst\taim\tmet\tp50 ms\tp99 ms")
 	for _, r := range rows {
-		ratio, met := "", ""
+		ratio, met, p50, p99 := "", "", "", ""
+		if r.P50 != 0 {
+			p50, p99 = fmt.Sprintf("%.2f", r.P50), fmt.Sprintf("%.2f", r.P99)
+		}
 		if r.Ratio != 0 {
 			ratio = fmt.Sprintf("%.2fx", r.Ratio)
 		}
 		if r.Met != nil {
 			met = map[bool]string{true: "yes", false: "no"}[*r.Met]
 		}
-		fmt.Fprintf(tw, "  %s\t%.3f\t%s\t%s\t%s\t%s\t%s\n", r.Name, r.Value, r.Unit, ratio, r.Against, r.Aim, met)
+		fmt.Fprintf(tw, "  %s\t%.3f\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Name, r.Value, r.Unit, ratio, r.Against, r.Aim, met, p50, p99)
 	}
 	return tw.Flush()
 }

@@ -1,0 +1,123 @@
+package daemon
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+)
+
+// Invariant: a collection leaves alone what an agent needs, running or stopped, and on a home that a
+// daemon has nothing works but the daemon. Worst inputs: an image without a tag whose agent is
+// stopped, a grace out of range, a home in use.
+
+func (d *testDaemon) registry() daemonv1.RegistryServiceClient {
+	return daemonv1.NewRegistryServiceClient(testConn(d.t, d.socket))
+}
+
+// collect collects with no grace.
+func (d *testDaemon) collect() *daemonv1.GCResponse {
+	d.t.Helper()
+	r, err := d.registry().GC(d.t.Context(), &daemonv1.GCRequest{GraceSeconds: new(int64)})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return r
+}
+
+func TestCollectionKeepsTheImagesOfAgents(t *testing.T) {
+	t.Parallel()
+	home := newHome(t)
+	d := boot(t, home)
+	d.image("kept:1", guide)
+	d.image("gone:1", map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nNAME other\n"})
+	a := d.create(&daemonv1.CreateAgentRequest{Image: "kept:1", Name: "a"})
+	d.await("a", "ready")
+	if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, ref := range []string{"kept:1", "gone:1"} {
+		if err := d.images.store.Untag(t.Context(), ref); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What was pushed within this second is not collected yet.
+	removed := int64(0)
+	for deadline := time.Now().Add(time.Minute); removed == 0 && time.Now().Before(deadline); {
+		removed = d.collect().GetManifests()
+	}
+	if removed != 1 {
+		t.Errorf("%d manifests were removed, want that of gone:1", removed)
+	}
+	if _, err := d.images.store.Resolve(t.Context(), "kept@"+a.GetDigest()); err != nil {
+		t.Errorf("the image of a stopped agent: %v", err)
+	}
+	if _, err := d.api.StartAgent(t.Context(), &daemonv1.StartAgentRequest{Agent: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	d.await("a", "ready")
+	if _, err := d.api.RemoveAgent(t.Context(), &daemonv1.RemoveAgentRequest{Agent: "a", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	if r := d.collect(); r.GetManifests() != 1 || r.GetBytes() == 0 {
+		t.Errorf("after the agent was removed: %v", r)
+	}
+	c, err := d.registry().Fsck(t.Context(), &daemonv1.FsckRequest{})
+	if err != nil || len(c.GetProblems()) > 0 || c.GetContents() == 0 {
+		t.Errorf("fsck: %v, %v", c, err)
+	}
+	for name, err := range map[string]error{
+		"gc":    func() error { _, err := CollectRegistry(t.Context(), home, 0); return err }(),
+		"fsck":  func() error { _, err := CheckRegistry(t.Context(), home, false); return err }(),
+		"serve": ServeRegistry(t.Context(), RegistryConfig{Home: home}),
+	} {
+		if err == nil || !strings.Contains(err.Error(), ErrHomeInUse.Error()) {
+			t.Errorf("%s of a home in use: %v", name, err)
+		}
+	}
+	if err := d.end(); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := CollectRegistry(t.Context(), home, time.Hour); err != nil || r.GetKept() == 0 {
+		t.Errorf("offline gc: %v, %v", r, err)
+	}
+	if c, err := CheckRegistry(t.Context(), home, true); err != nil || len(c.GetProblems()) > 0 || c.GetContents() == 0 {
+		t.Errorf("offline fsck: %v, %v", c, err)
+	}
+}
+
+func TestLoginTellsTheTokenThatTheRegistryTakes(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t))
+	r, err := d.registry().Login(t.Context(), &daemonv1.LoginRequest{})
+	if err != nil || r.GetAddress() != d.Registry() {
+		t.Fatal(r, err)
+	}
+	for password, want := range map[string]int{r.GetToken(): http.StatusOK, "": http.StatusUnauthorized, "wrong": http.StatusUnauthorized} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+r.GetAddress()+"/v2/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if password != "" {
+			req.SetBasicAuth(r.GetUsername(), password)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("status %d, want %d", resp.StatusCode, want)
+		}
+	}
+	for _, seconds := range []int64{-1, 86401} {
+		if _, err := d.registry().GC(t.Context(), &daemonv1.GCRequest{GraceSeconds: &seconds}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("grace of %d seconds: %v", seconds, err)
+		}
+	}
+}

@@ -1,0 +1,296 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+	"github.com/otters-sh/otters/registry"
+	"github.com/otters-sh/otters/spec"
+)
+
+// Invariant: an upstream fills the cache with what its digests say, or not at all, and makes the
+// daemon talk to nobody it may not talk to. Worst inputs: content of another digest, more bytes than
+// said, a redirect to an address of the host's own, an answer that stops.
+
+func openTestStore(t *testing.T) *registry.Store {
+	t.Helper()
+	s, err := registry.Open(t.TempDir(), registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// pushTestImage puts an image with one layer under a tag.
+func pushTestImage(t *testing.T, s *registry.Store, ref, layer string) ocispec.Descriptor {
+	t.Helper()
+	put := func(mediaType string, data []byte) ocispec.Descriptor {
+		d := content.NewDescriptorFromBytes(mediaType, data)
+		if ok, err := s.Exists(t.Context(), d); err != nil {
+			t.Fatal(err)
+		} else if !ok {
+			if err := s.Push(t.Context(), d, bytes.NewReader(data)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return d
+	}
+	m := ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: put("application/x.config", []byte("{}")), Layers: []ocispec.Descriptor{put("application/x.layer", []byte(layer))},
+	}
+	data, err := json.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	desc := put(m.MediaType, data)
+	if err := s.Tag(t.Context(), desc, ref); err != nil {
+		t.Fatal(err)
+	}
+	return desc
+}
+
+func testUpstream(t *testing.T, url, policy string) *upstream {
+	t.Helper()
+	u, err := parseUpstream(strings.TrimPrefix(url, "http://"), policy, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+func (u *upstream) ref(t *testing.T, rest string) spec.Reference {
+	t.Helper()
+	ref, err := spec.ParseReference(u.host + "/" + rest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ref
+}
+
+func TestUpstreamPolicies(t *testing.T) {
+	t.Parallel()
+	far, near := openTestStore(t), openTestStore(t)
+	server := httptest.NewServer(far.Handler(registry.HandlerOptions{AnonymousPull: true}))
+	defer server.Close()
+	first := pushTestImage(t, far, "tools/x:v1", strings.Repeat("first", 30000))
+	// got is what a policy gives, "" for an error.
+	got := func(policy, rest string) digest.Digest {
+		u := testUpstream(t, server.URL, policy)
+		store, name, err := u.open(t.Context(), near, u.ref(t, rest))
+		if err != nil {
+			return ""
+		}
+		desc, err := store.Resolve(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := content.FetchAll(t.Context(), store, desc); err != nil {
+			t.Fatal(err)
+		}
+		return desc.Digest
+	}
+	check := func(what, policy, rest string, want digest.Digest) {
+		t.Helper()
+		if d := got(policy, rest); d != want {
+			t.Errorf("%s: %s gives %q, want %q", what, policy, d, want)
+		}
+	}
+	check("nothing cached", policyNever, "tools/x:v1", "")
+	check("not there", policyMissing, "tools/none:v1", "")
+	check("first pull", policyMissing, "tools/x:v1", first.Digest)
+	check("by digest", policyMissing, "tools/x@"+first.Digest.String(), first.Digest)
+	second := pushTestImage(t, far, "tools/x:v1", "second")
+	check("tag moved", policyNever, "tools/x:v1", first.Digest)
+	check("tag moved", policyMissing, "tools/x:v1", first.Digest)
+	check("tag moved", policyAlways, "tools/x:v1", second.Digest)
+	server.Close()
+	check("upstream gone", policyAlways, "tools/x:v1", "")
+	check("upstream gone", policyMissing, "tools/x:v1", second.Digest)
+	check("upstream gone", policyAlways, "tools/x@"+first.Digest.String(), first.Digest)
+	if done, err := near.Collect(t.Context(), registry.CollectOptions{}); err != nil || done.Manifests != 0 {
+		t.Errorf("what was pulled is collected: %+v %v", done, err)
+	}
+}
+
+// R15: whatever an upstream answers, nothing of it is tagged, and the answer is over in time.
+func TestR15MaliciousUpstreamFillsNothing(t *testing.T) {
+	t.Parallel()
+	manifest := func(layer ocispec.Descriptor) []byte {
+		data, err := json.Marshal(ocispec.Manifest{
+			Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+			Config: content.NewDescriptorFromBytes("application/x.config", []byte("{}")), Layers: []ocispec.Descriptor{layer},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	asked := make(chan string, 16)
+	inner := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
+	t.Cleanup(inner.Close)
+	layer := content.NewDescriptorFromBytes("application/x.layer", []byte("layer"))
+	huge := ocispec.Descriptor{MediaType: layer.MediaType, Digest: layer.Digest, Size: maxPullBytes + 1}
+	serve := func(b string) func(http.ResponseWriter, *http.Request) {
+		return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, b) }
+	}
+	for name, c := range map[string]struct {
+		manifest []byte
+		blob     func(http.ResponseWriter, *http.Request)
+		fine     bool
+	}{
+		"as it should be": {manifest(layer), serve("layer"), true},
+		"other content":   {manifest(layer), serve("later"), false},
+		"too short":       {manifest(layer), serve("lay"), false},
+		"never ending": {manifest(layer), func(w http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+					return
+				}
+			}
+		}, false},
+		"stops": {manifest(layer), func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "5")
+			_, _ = io.WriteString(w, "la")
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}, false},
+		"oversize": {manifest(huge), serve("layer"), false},
+		"redirect inside": {manifest(layer), func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, inner.URL+"/secret", http.StatusFound)
+		}, false},
+		"redirect to metadata": {manifest(layer), func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://169.254.169.254/latest/", http.StatusFound)
+		}, false},
+		"redirect loop":      {manifest(layer), func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) }, false},
+		"manifest too large": {append(manifest(layer), bytes.Repeat([]byte(" "), 5<<20)...), serve("layer"), false},
+		"token from inside": {manifest(layer), func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Www-Authenticate", fmt.Sprintf("Bearer realm=%q,service=\"x\"", inner.URL+"/token"))
+			w.WriteHeader(http.StatusUnauthorized)
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case strings.Contains(r.URL.Path, "/manifests/"):
+					w.Header().Set("Content-Type", ocispec.MediaTypeImageManifest)
+					w.Header().Set("Docker-Content-Digest", digest.FromBytes(c.manifest).String())
+					http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(c.manifest))
+				case strings.HasSuffix(r.URL.Path, string(layer.Digest)):
+					c.blob(w, r)
+				default:
+					_, _ = io.WriteString(w, "{}")
+				}
+			}))
+			t.Cleanup(evil.Close)
+			u := testUpstream(t, evil.URL, policyMissing)
+			u.idle = 500 * time.Millisecond
+			if c.fine {
+				u.idle = time.Minute
+			}
+			store := openTestStore(t)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, _, err := u.open(ctx, store, u.ref(t, "x:v1"))
+			if (err == nil) != c.fine || ctx.Err() != nil {
+				t.Errorf("open: %v, %v", err, ctx.Err())
+			}
+			refs, err := store.References(t.Context())
+			if err != nil || (len(refs) == 1) != c.fine {
+				t.Errorf("references %v %v", refs, err)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		select {
+		case path := <-asked:
+			t.Errorf("an address inside was asked for %s", path)
+		default:
+		}
+	})
+}
+
+func TestUpstreamsOfTheConfiguration(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"upstreams: [{registry: ghcr.io}]":                                            "",
+		"upstreams: [{registry: 'localhost:5000', policy: always, plain-http: true}]": "",
+		"upstreams: [{registry: ghcr}]":                                               "is not a host",
+		"upstreams: [{registry: ''}]":                                                 "is not a host",
+		"upstreams: [{registry: ghcr.io/x}]":                                          "is not a host",
+		"upstreams: [{registry: ghcr.io, policy: often}]":                             "not always, missing or never",
+		"upstreams: [{registry: ghcr.io, plain-http: true}]":                          "loopback only",
+		"upstreams: [{registry: ghcr.io}, {registry: ghcr.io}]":                       "twice",
+		"upstreams: [{registry: ghcr.io, user: x}]":                                   "user",
+	} {
+		var s settings
+		s.readyTimeout = time.Second
+		err := s.parse([]byte(text))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+	for addr, want := range map[string]bool{
+		"8.8.8.8": true, "2001:4860:4860::8888": true, "127.0.0.1": false, "::1": false, "10.0.0.1": false, "169.254.169.254": false,
+		"::ffff:127.0.0.1": false, "100.64.0.1": false, "0.0.0.0": false, "fe80::1": false, "fd00::1": false, "224.0.0.1": false,
+	} {
+		if isPublic(netip.MustParseAddr(addr)) != want {
+			t.Errorf("%s: public is %v", addr, !want)
+		}
+	}
+}
+
+// A build and an agent whose FROM and BIN are at an upstream work again when the upstream is gone.
+func TestBuildFromAnUpstreamWorksOffline(t *testing.T) {
+	t.Parallel()
+	origin := boot(t, newHome(t))
+	origin.image("base:1", guide)
+	hash := sha256.Sum256([]byte("unused"))
+	server := httptest.NewServer(origin.images.store.Handler(registry.HandlerOptions{AnonymousPull: true, TokenHash: hash}))
+	defer server.Close()
+	host := strings.TrimPrefix(server.URL, "http://")
+	home := newHome(t)
+	if err := os.Mkdir(home, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	config := fmt.Sprintf("upstreams:\n  - registry: %s\n    plain-http: true\n", host)
+	if err := os.WriteFile(filepath.Join(home, "config.yaml"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := boot(t, home)
+	child := map[string]string{"Agentfile": "FROM " + host + "/base:1\nNAME child\nBIN head " + host + "/otters/tools/head\n"}
+	d.image("child:1", child)
+	d.create(&daemonv1.CreateAgentRequest{Image: "child:1", Name: "b"})
+	d.await("b", "ready")
+	server.Close()
+	d.image("child:2", child)
+	d.create(&daemonv1.CreateAgentRequest{Image: "child:2", Name: "c"})
+	d.await("c", "ready")
+	if _, err := d.build("other:1", map[string]string{"Agentfile": "FROM other.example/base:1\nNAME x\n"}); err == nil || !strings.Contains(err.Error(), "is no upstream") {
+		t.Errorf("a registry that is no upstream: %v", err)
+	}
+}

@@ -1,0 +1,217 @@
+package registry_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/content/oci"
+)
+
+// interop is a client program, where the machine has it, with a login to a server of its own and an
+// image in an OCI layout.
+type interop struct {
+	*server
+
+	program, home string
+	layout        string
+	image         ocispec.Descriptor
+}
+
+// newInterop passes over a program that is not there.
+func newInterop(t *testing.T, program string) *interop {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	if err != nil {
+		t.Skipf("%s is not installed", program)
+	}
+	p := &interop{server: newServer(t), program: path, home: t.TempDir()}
+	login := base64.StdEncoding.EncodeToString([]byte("any:" + token))
+	if err := os.WriteFile(filepath.Join(p.home, "config.json"), fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, p.host, login), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.writeLayout()
+	return p
+}
+
+func (p *interop) writeLayout() {
+	p.t.Helper()
+	ctx := context.Background()
+	p.layout = filepath.Join(p.home, "layout")
+	store, err := oci.New(p.layout)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	data := bigBlob("interop")
+	err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "data", Mode: 0o644, Size: int64(len(data))})
+	if err == nil {
+		_, err = w.Write(data)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write(layer.Bytes()); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		p.t.Fatal(err)
+	}
+	layerDesc := push(p.t, store, ocispec.MediaTypeImageLayerGzip, packed.Bytes())
+	config := marshal(ocispec.Image{
+		Platform: ocispec.Platform{Architecture: "amd64", OS: "linux"},
+		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer.Bytes())}},
+	})
+	configDesc := push(p.t, store, ocispec.MediaTypeImageConfig, config)
+	p.image = push(p.t, store, ocispec.MediaTypeImageManifest, marshal(ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: configDesc, Layers: []ocispec.Descriptor{layerDesc},
+	}))
+	if err := store.Tag(ctx, p.image, "v1"); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// run runs the program and gives what it printed to standard output.
+func (p *interop) run(args ...string) string {
+	p.t.Helper()
+	out, err := p.try(args...)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return out
+}
+
+func (p *interop) try(args ...string) (string, error) {
+	cmd := exec.Command(p.program, args...)
+	cmd.Dir = p.home
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.home, "DOCKER_CONFIG=" + p.home, "REGISTRY_AUTH_FILE=" + filepath.Join(p.home, "config.json"), "TMPDIR=" + p.home, "XDG_RUNTIME_DIR=" + p.home}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s %q: %w: %s%s", filepath.Base(p.program), args, err, out.String(), errs.String())
+	}
+	return out.String(), nil
+}
+
+// wantTags compares what the server has.
+func (p *interop) wantTags(repo string, want ...string) {
+	p.t.Helper()
+	got, _ := p.tags("/v2/" + repo + "/tags/list")
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		p.t.Errorf("tags of %s are %v, want %v", repo, got, want)
+	}
+}
+
+func TestInteropCrane(t *testing.T) {
+	t.Parallel()
+	p := newInterop(t, "crane")
+	ref := p.host + "/team/app"
+	p.run("push", "--insecure", p.layout, ref+":v1")
+	if got := p.run("ls", "--insecure", ref); strings.TrimSpace(got) != "v1" {
+		t.Errorf("ls: %q", got)
+	}
+	if got := strings.TrimSpace(p.run("digest", "--insecure", ref+":v1")); got != string(p.image.Digest) {
+		t.Errorf("digest %q", got)
+	}
+	p.run("copy", "--insecure", ref+":v1", p.host+"/other/app:v2")
+	p.run("pull", "--insecure", "--format", "oci", p.host+"/other/app:v2", filepath.Join(p.home, "back"))
+	p.run("validate", "--insecure", "--remote", p.host+"/other/app:v2")
+	if got := p.run("catalog", "--insecure", p.host); got != "other/app\nteam/app\n" {
+		t.Errorf("catalog: %q", got)
+	}
+	p.run("delete", "--insecure", ref+":v1")
+	p.wantTags("team/app")
+	p.wantTags("other/app", "v2")
+}
+
+func TestInteropOras(t *testing.T) {
+	t.Parallel()
+	p := newInterop(t, "oras")
+	ref := p.host + "/team/app"
+	p.run("copy", "--from-oci-layout", p.layout+":v1", "--to-plain-http", ref+":v1")
+	if err := os.WriteFile(filepath.Join(p.home, "note.txt"), bigBlob("note"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.run("attach", "--plain-http", "--artifact-type", "application/x.note", ref+":v1", "note.txt:text/plain")
+	if got := p.run("discover", "--plain-http", ref+":v1"); !strings.Contains(got, "application/x.note") {
+		t.Errorf("discover: %s", got)
+	}
+	if got := p.run("repo", "tags", "--plain-http", ref); strings.TrimSpace(got) != "v1" {
+		t.Errorf("tags: %q", got)
+	}
+	p.run("copy", "-r", "--from-plain-http", "--to-plain-http", ref+":v1", p.host+"/other/app:v2")
+	p.run("manifest", "fetch", "--plain-http", p.host+"/other/app:v2")
+	if idx, _ := p.referrers("/v2/other/app/referrers/" + string(p.image.Digest)); len(idx.Manifests) != 1 {
+		t.Errorf("referrers that were copied: %v", idx.Manifests)
+	}
+	p.run("manifest", "delete", "--force", "--plain-http", ref+"@"+string(p.image.Digest))
+	p.wantTags("team/app")
+	p.wantTags("other/app", "v2")
+}
+
+func TestInteropSkopeo(t *testing.T) {
+	t.Parallel()
+	p := newInterop(t, "skopeo")
+	if err := os.WriteFile(filepath.Join(p.home, "policy.json"), []byte(`{"default":[{"type":"insecureAcceptAnything"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	skopeo := func(args ...string) string { return p.run(append([]string{"--policy", "policy.json"}, args...)...) }
+	ref := "docker://" + p.host + "/team/app"
+	skopeo("copy", "--preserve-digests", "--dest-tls-verify=false", "oci:"+p.layout+":v1", ref+":v1")
+	if got := skopeo("list-tags", "--tls-verify=false", ref); !strings.Contains(got, `"v1"`) {
+		t.Errorf("list-tags: %s", got)
+	}
+	raw := skopeo("inspect", "--raw", "--tls-verify=false", ref+":v1")
+	if content.NewDescriptorFromBytes("", []byte(raw)).Digest != p.image.Digest {
+		t.Errorf("inspect: %s", raw)
+	}
+	skopeo("copy", "--src-tls-verify=false", "--dest-tls-verify=false", ref+":v1", "docker://"+p.host+"/other/app:v2")
+	skopeo("copy", "--src-tls-verify=false", "docker://"+p.host+"/other/app:v2", "oci:back:v2")
+	skopeo("delete", "--tls-verify=false", ref+":v1")
+	p.wantTags("team/app")
+	p.wantTags("other/app", "v2")
+}
+
+func TestInteropPodman(t *testing.T) {
+	t.Parallel()
+	p := newInterop(t, "podman")
+	podman := func(args ...string) (string, error) {
+		return p.try(append([]string{"--root", filepath.Join(p.home, "root"), "--runroot", filepath.Join(p.home, "run"), "--storage-driver", "vfs"}, args...)...)
+	}
+	if _, err := podman("info"); err != nil {
+		t.Skipf("podman does not work here: %v", err)
+	}
+	must := func(args ...string) string {
+		t.Helper()
+		out, err := podman(args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	must("login", "--tls-verify=false", "-u", "any", "-p", token, p.host)
+	id := strings.TrimSpace(must("pull", "oci:"+p.layout+":v1"))
+	must("push", "--tls-verify=false", id, p.host+"/team/app:v1")
+	p.wantTags("team/app", "v1")
+	must("rmi", "--force", id)
+	must("pull", "--tls-verify=false", p.host+"/team/app:v1")
+}
