@@ -167,7 +167,7 @@ func newService(opts *Options, stopped context.Context) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	tools, err := openTools(root, def.config, opts.Environ)
+	tools, err := openTools(root, def.config, opts.Environ, def.settings.maxOutput)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,11 @@ func newService(opts *Options, stopped context.Context) (*service, error) {
 		name: def.config.Name, model: ref, window: def.settings.maxMessages / 2, stopped: stopped,
 		loop: loop.New(loop.Config{
 			Model: model, Tools: tools, System: def.system, Params: def.settings.params,
-			MaxIterations: def.settings.maxIterations, MaxTokens: def.settings.maxTokens,
+			MaxIterations: def.settings.maxIterations, MaxTokens: def.settings.maxTokens, MaxTurnTokens: def.settings.maxTurnTokens,
+			Timeout: def.settings.timeout, SoftTimeout: def.settings.softTimeout, ToolTimeout: def.settings.toolTimeout,
+			RepeatLimit: def.settings.maxRepeats,
+			// Programs bound their two streams themselves, while they run.
+			MaxOutput: 2*def.settings.maxOutput + 4096,
 		}),
 	}, nil
 }

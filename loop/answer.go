@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -49,6 +50,12 @@ func (r *run) ask(ctx context.Context) (answer, error) {
 		MaxTokens: r.cfg.MaxTokens,
 		Params:    r.cfg.Params,
 		Metadata:  r.turn.Metadata,
+	}
+	if r.out.Steps > 1 && time.Since(r.started) >= r.cfg.SoftTimeout {
+		// It is for this request alone and no part of the history.
+		req.Messages = append(req.Messages, UserMessage(fmt.Sprintf(
+			"The time of this turn is nearly over (%s of %s). Finish now: answer with what you have, without further calls.",
+			time.Since(r.started).Round(time.Second), r.cfg.Timeout)))
 	}
 	rcv := receiver{calls: make(map[int]*part)}
 	err := r.receive(ctx, &rcv, req)
