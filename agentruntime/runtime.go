@@ -172,7 +172,8 @@ func newService(opts *Options, stopped context.Context) (*service, error) {
 		return nil, err
 	}
 	return &service{
-		name: def.config.Name, model: ref, window: def.settings.maxMessages / 2, stopped: stopped,
+		name: def.config.Name, model: ref, stopped: stopped, client: model,
+		memory: memory{strategy: def.settings.strategy, window: def.settings.maxMessages / 2, maxTokens: def.settings.memoryTokens},
 		loop: loop.New(loop.Config{
 			Model: model, Tools: tools, System: def.system, Params: def.settings.params,
 			MaxIterations: def.settings.maxIterations, MaxTokens: def.settings.maxTokens, MaxTurnTokens: def.settings.maxTurnTokens,

@@ -356,13 +356,13 @@ func TestRequestsAreBounded(t *testing.T) {
 			_, err := c.Chat(ctx, &agentv1.ChatRequest{SessionId: "s", Prompt: "x", Attachments: []*agentv1.Attachment{{Name: "f"}}})
 			return err
 		}, codes.Unimplemented},
-		"regenerate": {func() error {
-			s, err := c.ChatStream(ctx, &agentv1.ChatStreamRequest{SessionId: "s", Regenerate: true})
+		"regenerate with a prompt": {func() error {
+			s, err := c.ChatStream(ctx, &agentv1.ChatStreamRequest{SessionId: "s", Prompt: "x", Regenerate: true})
 			if err == nil {
 				_, err = s.Recv()
 			}
 			return err
-		}, codes.Unimplemented},
+		}, codes.InvalidArgument},
 		"object":  {func() error { _, err := c.PromptObject(ctx, &agentv1.PromptObjectRequest{}); return err }, codes.Unimplemented},
 		"notes":   {func() error { _, err := c.ListNotes(ctx, &agentv1.ListNotesRequest{}); return err }, codes.Unimplemented},
 		"a limit": {func() error { return list(ctx, c, 1000) }, codes.OK},

@@ -19,6 +19,8 @@ type settings struct {
 	maxTokens     int
 	maxIterations int
 	maxMessages   int
+	memoryTokens  int // 0 is no bound
+	strategy      string
 	maxTurnTokens int
 	maxRepeats    int
 	maxOutput     int // bytes
@@ -34,6 +36,7 @@ func readSettings(configs map[string]string) (settings, error) {
 		maxTokens:     loop.DefaultMaxTokens,
 		maxIterations: loop.DefaultMaxIterations,
 		maxMessages:   defaultMaxMessages,
+		strategy:      slide,
 		maxTurnTokens: loop.DefaultMaxTurnTokens,
 		maxRepeats:    loop.DefaultRepeatLimit,
 		maxOutput:     loop.DefaultMaxOutput,
@@ -80,9 +83,9 @@ func (s *settings) set(key, value string) (err error) {
 	case "frequency-penalty":
 		s.params.FrequencyPenalty, err = number(value, -2, 2)
 	case "memory-strategy":
-		err = only(value, "slide", "summarize", "summaries are not made by this version; use slide")
+		s.strategy, err = value, oneOf(value, slide, summarize)
 	case "memory-max-tokens":
-		err = only(value, "0", "", "this version bounds history by memory-max-messages alone; use 0")
+		s.memoryTokens, err = integer(value, 0, 1<<30)
 	case "notes-prompt-section":
 		err = only(value, "off", "above below", "this version keeps no notes; use off")
 	case "notes-max-bytes-per", "notes-max-count":
@@ -100,6 +103,13 @@ var knownKeys = []string{
 	"max-tokens", "max-iterations", "max-turn-tokens", "max-repeats", "turn-timeout", "turn-soft-timeout", "tool-timeout",
 	"tool-max-output", "memory-strategy", "memory-max-messages", "memory-max-tokens", "temperature",
 	"top-p", "presence-penalty", "frequency-penalty", "notes-prompt-section",
+}
+
+func oneOf(value string, known ...string) error {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	return fmt.Errorf("bad value %q; want %s", value, strings.Join(known, " or "))
 }
 
 // only takes the one value that can be honoured. Where later lists values, another one is bad.

@@ -181,6 +181,9 @@ type Turn struct {
 	Observe func(Event)
 	// Recorder may be nil.
 	Recorder Recorder
+	// Compact gives a shorter history where the model's context is too small for this one; the request
+	// is then sent once more. Where nil the older half of the history is left out.
+	Compact func(ctx context.Context) ([]Message, error)
 }
 
 // Outcome is what a turn came to.

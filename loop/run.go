@@ -17,6 +17,8 @@ type run struct {
 	out     Outcome
 	seen    map[string]bool // ids of calls
 
+	compacted bool // the history was made shorter once
+
 	last    [sha256.Size]byte // calls and results of the step before
 	repeats int
 }
@@ -74,6 +76,9 @@ func (r *run) step(ctx context.Context) (Reason, error) {
 	started := time.Now()
 	r.emit(Event{Type: StepStart})
 	answer, err := r.ask(ctx)
+	if Overflowed(err) && len(answer.message.Parts) == 0 && r.compact(ctx) {
+		answer, err = r.ask(ctx)
+	}
 	defer func() {
 		r.out.Usage.add(answer.usage)
 		r.emit(Event{Type: StepFinish, Duration: time.Since(started), Usage: answer.usage})
@@ -108,6 +113,25 @@ func (r *run) step(ctx context.Context) (Reason, error) {
 		return Repeat, nil
 	}
 	return "", err
+}
+
+// compact makes the history shorter, once a turn, and tells whether it did.
+func (r *run) compact(ctx context.Context) bool {
+	if r.compacted {
+		return false
+	}
+	r.compacted = true
+	if r.turn.Compact == nil {
+		shorter := newerHalf(r.turn.History)
+		ok := len(shorter) < len(r.turn.History)
+		r.turn.History = shorter
+		return ok
+	}
+	shorter, err := r.turn.Compact(ctx)
+	if err == nil {
+		r.turn.History = shorter
+	}
+	return err == nil
 }
 
 // tokens is what the turn used, the answer at hand included.
