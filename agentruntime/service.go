@@ -34,6 +34,9 @@ type service struct {
 
 	name    string
 	model   string
+	system  string // without notes
+	section string
+	limits  noteLimits
 	memory  memory
 	client  loop.Model
 	loop    *loop.Loop
@@ -155,8 +158,13 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 	if err != nil {
 		return out, false, storeStatus(ctx, err)
 	}
+	system, err := s.systemPrompt(ctx, st)
+	if err != nil {
+		return out, false, storeStatus(ctx, err)
+	}
 	var held []loop.Event
 	out, err = s.loop.Run(ctx, loop.Turn{
+		System:  system,
 		History: history, Prompt: p.text, Metadata: p.metadata, Recorder: rec, Compact: conv.overflow,
 		Observe: func(e loop.Event) {
 			// The end is stored before it is told, so that a caller who saw it finds it.

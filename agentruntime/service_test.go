@@ -363,8 +363,11 @@ func TestRequestsAreBounded(t *testing.T) {
 			}
 			return err
 		}, codes.InvalidArgument},
-		"object":  {func() error { _, err := c.PromptObject(ctx, &agentv1.PromptObjectRequest{}); return err }, codes.Unimplemented},
-		"notes":   {func() error { _, err := c.ListNotes(ctx, &agentv1.ListNotesRequest{}); return err }, codes.Unimplemented},
+		"object": {func() error { _, err := c.PromptObject(ctx, &agentv1.PromptObjectRequest{}); return err }, codes.Unimplemented},
+		"note key": {func() error {
+			_, err := c.SaveNote(ctx, &agentv1.SaveNoteRequest{Key: "Ab c", Content: "x"})
+			return err
+		}, codes.InvalidArgument},
 		"a limit": {func() error { return list(ctx, c, 1000) }, codes.OK},
 		"no such": {func() error { return list(ctx, c, 1001) }, codes.InvalidArgument},
 		"below":   {func() error { return list(ctx, c, -1) }, codes.InvalidArgument},

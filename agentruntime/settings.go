@@ -21,6 +21,8 @@ type settings struct {
 	maxMessages   int
 	memoryTokens  int // 0 is no bound
 	strategy      string
+	section       string // where pinned notes stand
+	notes         noteLimits
 	maxTurnTokens int
 	maxRepeats    int
 	maxOutput     int // bytes
@@ -37,6 +39,8 @@ func readSettings(configs map[string]string) (settings, error) {
 		maxIterations: loop.DefaultMaxIterations,
 		maxMessages:   defaultMaxMessages,
 		strategy:      slide,
+		section:       sectionBelow,
+		notes:         noteLimits{bytes: defaultNoteBytes, count: defaultNoteCount},
 		maxTurnTokens: loop.DefaultMaxTurnTokens,
 		maxRepeats:    loop.DefaultRepeatLimit,
 		maxOutput:     loop.DefaultMaxOutput,
@@ -87,9 +91,11 @@ func (s *settings) set(key, value string) (err error) {
 	case "memory-max-tokens":
 		s.memoryTokens, err = integer(value, 0, 1<<30)
 	case "notes-prompt-section":
-		err = only(value, "off", "above below", "this version keeps no notes; use off")
-	case "notes-max-bytes-per", "notes-max-count":
-		err = fmt.Errorf("this version keeps no notes; remove the key")
+		s.section, err = value, oneOf(value, sectionOff, sectionAbove, sectionBelow)
+	case "notes-max-bytes-per":
+		s.notes.bytes, err = integer(value, 1, maxNoteBytes)
+	case "notes-max-count":
+		s.notes.count, err = integer(value, 1, maxNoteCount)
 	case "top-k":
 		err = fmt.Errorf("the model format of this version has no such setting; remove the key or use top-p")
 	default:
@@ -102,7 +108,7 @@ func (s *settings) set(key, value string) (err error) {
 var knownKeys = []string{
 	"max-tokens", "max-iterations", "max-turn-tokens", "max-repeats", "turn-timeout", "turn-soft-timeout", "tool-timeout",
 	"tool-max-output", "memory-strategy", "memory-max-messages", "memory-max-tokens", "temperature",
-	"top-p", "presence-penalty", "frequency-penalty", "notes-prompt-section",
+	"top-p", "presence-penalty", "frequency-penalty", "notes-prompt-section", "notes-max-bytes-per", "notes-max-count",
 }
 
 func oneOf(value string, known ...string) error {
@@ -110,17 +116,6 @@ func oneOf(value string, known ...string) error {
 		return nil
 	}
 	return fmt.Errorf("bad value %q; want %s", value, strings.Join(known, " or "))
-}
-
-// only takes the one value that can be honoured. Where later lists values, another one is bad.
-func only(value, honoured, later, why string) error {
-	switch {
-	case value == honoured:
-		return nil
-	case later == "" || slices.Contains(strings.Fields(later), value):
-		return fmt.Errorf("%q cannot be honoured: %s", value, why)
-	}
-	return fmt.Errorf("bad value %q; want %s", value, honoured)
 }
 
 func integer(value string, low, high int) (int, error) {

@@ -64,6 +64,13 @@ CREATE TABLE summaries (
 	created_at INTEGER NOT NULL,
 	PRIMARY KEY (session, upto)
 ) STRICT;
+CREATE TABLE notes (
+	key        TEXT PRIMARY KEY,
+	content    TEXT NOT NULL,
+	in_context INTEGER NOT NULL DEFAULT 0,
+	created_at INTEGER NOT NULL,
+	updated_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 `}
 
 // errNewerSchema is returned where a newer runtime has been at work.

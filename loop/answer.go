@@ -2,6 +2,7 @@ package loop
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,7 +45,7 @@ type receiver struct {
 // ask streams one answer. On error the answer holds what was said until then, without its calls.
 func (r *run) ask(ctx context.Context) (answer, error) {
 	req := Request{
-		System:    r.cfg.System,
+		System:    cmp.Or(r.turn.System, r.cfg.System),
 		Messages:  append(r.turn.History[:len(r.turn.History):len(r.turn.History)], r.out.Messages...),
 		Tools:     r.specs,
 		MaxTokens: r.cfg.MaxTokens,

@@ -173,6 +173,8 @@ type Config struct {
 
 // Turn is one prompt and what it builds on.
 type Turn struct {
+	// System is the turn's system prompt; where empty, it is Config's.
+	System  string
 	History []Message
 	Prompt  string
 	// Metadata goes along with every request and call of the turn.
