@@ -42,9 +42,6 @@ func readDefinition(root *os.Root) (definition, error) {
 	if def.settings, err = readSettings(def.config.Configs); err != nil {
 		return def, err
 	}
-	if n := len(def.config.Capabilities); n > 0 {
-		return def, fmt.Errorf("%w: capability %s: this version provides none; remove it", ErrConfig, def.config.Capabilities[0].Name)
-	}
 	if def.system, err = systemPrompt(root, def.config.Context); err != nil {
 		return def, fmt.Errorf("%w: %w", ErrConfig, err)
 	}

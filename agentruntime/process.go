@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -21,8 +20,6 @@ import (
 )
 
 const (
-	// maxOutput is what the model gets of each of a tool's two streams, in bytes.
-	maxOutput = 64 << 10
 	// maxUsage is what the model gets of a tool's usage text, in bytes.
 	maxUsage = 64 << 10
 	// pipeDelay is how long output is awaited from a process that left the tool's group and still
@@ -39,17 +36,17 @@ const binParameters = `{"type":"object","properties":{` +
 type program struct {
 	spec loop.ToolSpec
 	path string
-	dir  string
+	keep *outputs
 	env  []string
 }
 
 // openTools makes the tools of a definition. Every program must be there. Errors wrap ErrConfig.
-func openTools(root *os.Root, cfg *workspace.Config, environ []string) ([]loop.Tool, error) {
+func openTools(root *os.Root, cfg *workspace.Config, environ []string, maxOutput int) ([]loop.Tool, error) {
 	dir := cfg.Workspace
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(root.Name(), workspace.WorkDir)
 	}
-	env := toolEnv(environ)
+	env, keep := toolEnv(environ), &outputs{dir: dir, limit: maxOutput}
 	var tools []loop.Tool
 	taken := make(map[string]string)
 	for _, t := range cfg.Tools {
@@ -61,7 +58,7 @@ func openTools(root *os.Root, cfg *workspace.Config, environ []string) ([]loop.T
 			return nil, fmt.Errorf("%w: tool %s: the model would know it as %s, like tool %s", ErrConfig, t.Name, p.spec.Name, other)
 		}
 		taken[p.spec.Name] = t.Name
-		p.dir, p.env = dir, env
+		p.keep, p.env = keep, env
 		tools = append(tools, p)
 	}
 	return tools, nil
@@ -140,10 +137,10 @@ func (p *program) Call(ctx context.Context, call loop.Call) (string, error) {
 	if err := dec.Decode(&in); err != nil {
 		return "", fmt.Errorf("arguments: %w; want {\"args\": [\"…\"], \"stdin\": \"…\"}", err)
 	}
-	var stdout, stderr capped
+	stdout, stderr := &output{keep: p.keep}, &output{keep: p.keep}
 	cmd := exec.Command(p.path, in.Args...)
-	cmd.Dir, cmd.Env = p.dir, p.env
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.Stdin), &stdout, &stderr
+	cmd.Dir, cmd.Env = p.keep.dir, p.env
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.Stdin), stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = pipeDelay
 	if err := cmd.Start(); err != nil {
@@ -151,7 +148,9 @@ func (p *program) Call(ctx context.Context, call loop.Call) (string, error) {
 	}
 	awaitGroup(ctx, cmd.Process.Pid)
 	err := cmd.Wait()
-	text := output(&stdout, &stderr)
+	stdout.close()
+	stderr.close()
+	text := both(stdout, stderr)
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
@@ -189,7 +188,7 @@ func exitText(s *os.ProcessState) string {
 	return fmt.Sprintf("exit code %d", s.ExitCode())
 }
 
-func output(stdout, stderr *capped) string {
+func both(stdout, stderr *output) string {
 	text := stdout.text()
 	if stderr.size > 0 {
 		text = join(text, join("standard error:", stderr.text()))
@@ -202,33 +201,4 @@ func join(a, b string) string {
 		return a + b
 	}
 	return a + "\n" + b
-}
-
-// capped keeps the first maxOutput bytes and counts the rest.
-type capped struct {
-	kept []byte
-	size int64
-}
-
-func (c *capped) Write(p []byte) (int, error) {
-	c.size += int64(len(p))
-	c.kept = append(c.kept, p[:min(len(p), maxOutput-len(c.kept))]...)
-	return len(p), nil
-}
-
-// text is what was kept, cut between characters, and says that it was.
-func (c *capped) text() string {
-	kept := c.kept
-	if c.size <= int64(len(kept)) {
-		return string(kept)
-	}
-	for i := 1; i < utf8.UTFMax && i <= len(kept); i++ {
-		if b := kept[len(kept)-i]; utf8.RuneStart(b) {
-			if !utf8.FullRune(kept[len(kept)-i:]) {
-				kept = kept[:len(kept)-i]
-			}
-			break
-		}
-	}
-	return join(string(kept), fmt.Sprintf("[cut: the first %d of %d bytes]\n", len(kept), c.size))
 }

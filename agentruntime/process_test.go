@@ -6,6 +6,7 @@ package agentruntime_test
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 
@@ -58,15 +59,58 @@ func TestExitCodesSignalsAndStandardErrorAreTold(t *testing.T) {
 
 func TestOutputIsCutBetweenCharacters(t *testing.T) {
 	t.Parallel()
-	got := toolResult(t, "printf a; yes € | tr -d '\\n' | head -c 300000")
-	if !strings.HasSuffix(got, "€\n[cut: the first 65536 of 300001 bytes]\nexit code 0") && !strings.HasSuffix(got, "€\n[cut: the first 65535 of 300001 bytes]\nexit code 0") && !strings.HasSuffix(got, "€\n[cut: the first 65534 of 300001 bytes]\nexit code 0") {
-		t.Errorf("output ends with %q", got[len(got)-80:])
+	got := toolResult(t, "printf a; yes € | tr -d '\\n' | head -c 300000; printf end; echo x >&2")
+	head, rest, _ := strings.Cut(got, "\n[cut: the first 32767 and the last 32766 of 300004 bytes; all of it is in ")
+	file, tail, _ := strings.Cut(rest, "]\n")
+	if !strings.HasPrefix(head, "a€") || !strings.HasSuffix(head, "€") || !strings.HasPrefix(tail, "€") || !strings.HasSuffix(tail, "€end\nstandard error:\nx\nexit code 0") {
+		t.Errorf("output of %d bytes ends with %q", len(got), got[max(0, len(got)-200):])
 	}
 	if strings.Contains(got, "\uFFFD") {
 		t.Error("a character was cut in two")
 	}
+	if data, err := os.ReadFile(file); err != nil || string(data) != "a"+strings.Repeat("€", 100000)+"end" || !strings.Contains(file, "/workspace/tool-output/") {
+		t.Errorf("the whole output is in %q with %d bytes, error %v", file, len(data), err)
+	}
 	if got := toolResult(t, "printf '\\377x'"); got != "\uFFFDx\nexit code 0" {
 		t.Errorf("bytes that are no text came as %q", got)
+	}
+}
+
+func TestKeptOutputStaysInTheWorkspace(t *testing.T) {
+	t.Parallel()
+	outside := t.TempDir()
+	got := toolResult(t, "rmdir tool-output 2>/dev/null; ln -s "+outside+" tool-output; head -c 100000 /dev/zero | tr '\\0' x")
+	if !strings.Contains(got, "the rest could not be kept:") || !strings.HasSuffix(got, "xx\nexit code 0") {
+		t.Errorf("output ends with %q", got[max(0, len(got)-200):])
+	}
+	if entries, err := os.ReadDir(outside); err != nil || len(entries) != 0 {
+		t.Errorf("%d files were written outside, error %v", len(entries), err)
+	}
+}
+
+func TestBoundsOfATurnAreSettings(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ config, script, reason, result string }{
+		"tool output": {`tool-max-output: "256"`, "head -c 1000 /dev/zero | tr '\\0' x", "done", "the first 128 and the last 128 of 1000 bytes"},
+		"tool time":   {`tool-timeout: 1s`, "sleep 100", "done", "longer than its limit of 1s"},
+		"turn tokens": {`max-turn-tokens: "1"`, "echo hello", "max_tokens", "its limit is 1"},
+		"repeats":     {`max-repeats: "1"`, "echo hello", "repeat", "hello"},
+		"turn time":   {`turn-timeout: 1s`, "sleep 100", "timeout", "turn took longer than its limit of 1s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := newAgent(t, "configs: {"+c.config+"}\n", modelserver.Script(toolCall("1", "sh", `{"args":["-c",`+quote(c.script)+`]}`), modelserver.Answer{Text: "ok"}))
+			events, err := stream(context.Background(), a.serve(), "s", "go", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := find(t, events, "tool.result").GetContent(); !strings.Contains(got, c.result) {
+				t.Errorf("result %q, want %q", got, c.result)
+			}
+			if got := events[len(events)-1].GetReason(); got != c.reason {
+				t.Errorf("reason %s, want %s", got, c.reason)
+			}
+		})
 	}
 }
 

@@ -101,7 +101,10 @@ func (s *store) write(ctx context.Context, f func(*sql.Tx) error) error {
 
 const (
 	touchSession = `INSERT INTO sessions (id, last_active) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET last_active = excluded.last_active`
-	insertTurn   = `INSERT INTO turns (session, run, started_at) VALUES (?, ?, ?)`
+	insertTurn   = `INSERT INTO turns (id, prompt, session, run, started_at) SELECT n, n, ?, ?, ? FROM (SELECT coalesce(max(id), 0) + 1 AS n FROM turns)`
+	// insertBranch is a turn that is not active before it has an answer.
+	insertBranch = `INSERT INTO turns (session, run, started_at, prompt, active) VALUES (?, ?, ?, ?, 0)`
+	activate     = `UPDATE turns SET active = (id = ?) WHERE session = ? AND prompt = ?`
 	// insertFirst is for the turn that the statement before it inserted; messages have no row number.
 	insertFirst   = `INSERT INTO messages (turn, seq, role, body, created_at) VALUES (last_insert_rowid(), ?, ?, ?, ?)`
 	insertMessage = `INSERT INTO messages (turn, seq, role, body, created_at) VALUES (?, ?, ?, ?, ?)`
@@ -114,8 +117,10 @@ type turn struct {
 	store   *store
 	session string
 	run     string
+	prompt  int64 // the prompt that is answered again; 0 for a new one
 	id      int64
 	seq     int
+	answers bool // something was answered
 	pending *step
 }
 
@@ -129,10 +134,14 @@ func (t *turn) Record(ctx context.Context, m loop.Message) error {
 	}
 	now := time.Now().Unix()
 	t.seq++
+	t.answers = t.answers || m.Role == loop.RoleAssistant
 	if t.id == 0 {
+		begin := step{insertTurn, []any{t.session, t.run, now}}
+		if t.prompt != 0 {
+			begin = step{insertBranch, []any{t.session, t.run, now, t.prompt}}
+		}
 		t.id, err = t.store.apply(ctx,
-			step{touchSession, []any{t.session, now}},
-			step{insertTurn, []any{t.session, t.run, now}},
+			step{touchSession, []any{t.session, now}}, begin,
 			step{insertFirst, []any{t.seq, string(m.Role), string(body), now}})
 	} else {
 		message := step{insertMessage, []any{t.id, t.seq, string(m.Role), string(body), now}}
@@ -173,10 +182,13 @@ func (t *turn) finish(ctx context.Context, out loop.Outcome) error {
 		return nil
 	}
 	now := time.Now().Unix()
-	_, err := t.store.apply(ctx, append(t.take(),
+	steps := append(t.take(),
 		step{touchSession, []any{t.session, now}},
-		step{finishTurn, []any{string(out.Reason), now, out.Usage.InputTokens, out.Usage.OutputTokens, t.id}})...)
-	if err != nil {
+		step{finishTurn, []any{string(out.Reason), now, out.Usage.InputTokens, out.Usage.OutputTokens, t.id}})
+	if t.prompt != 0 && t.answers {
+		steps = append(steps, step{activate, []any{t.id, t.session, t.prompt}})
+	}
+	if _, err := t.store.apply(ctx, steps...); err != nil {
 		return fmt.Errorf("%w: %w", errRecord, err)
 	}
 	return nil

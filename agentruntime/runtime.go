@@ -167,17 +167,26 @@ func newService(opts *Options, stopped context.Context) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	tools, err := openTools(root, def.config, opts.Environ)
+	tools, err := openTools(root, def.config, opts.Environ, def.settings.maxOutput)
 	if err != nil {
 		return nil, err
 	}
-	return &service{
-		name: def.config.Name, model: ref, window: def.settings.maxMessages / 2, stopped: stopped,
-		loop: loop.New(loop.Config{
-			Model: model, Tools: tools, System: def.system, Params: def.settings.params,
-			MaxIterations: def.settings.maxIterations, MaxTokens: def.settings.maxTokens,
-		}),
-	}, nil
+	set := def.settings
+	svc := &service{
+		name: def.config.Name, model: ref, stopped: stopped, client: model, system: def.system, section: set.section, limits: set.notes,
+		memory: memory{strategy: set.strategy, window: set.maxMessages / 2, maxTokens: set.memoryTokens},
+	}
+	if tools, err = openCapabilities(svc, def.config.Capabilities, tools); err != nil {
+		return nil, err
+	}
+	svc.loop = loop.New(loop.Config{
+		Model: model, Tools: tools, System: def.system, Params: set.params,
+		MaxIterations: set.maxIterations, MaxTokens: set.maxTokens, MaxTurnTokens: set.maxTurnTokens,
+		Timeout: set.timeout, SoftTimeout: set.softTimeout, ToolTimeout: set.toolTimeout, RepeatLimit: set.maxRepeats,
+		// Programs bound their two streams themselves, while they run.
+		MaxOutput: 2*set.maxOutput + 4096,
+	})
+	return svc, nil
 }
 
 // lookup finds variables in an environment; the last of a name counts.

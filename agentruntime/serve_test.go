@@ -89,18 +89,22 @@ func TestWhatCannotBeServedIsRefusedWithTheReason(t *testing.T) {
 		"out of range":     {config(`temperature: "2.5"`), "config temperature: bad value"},
 		"not a number":     {config(`top-p: "NaN"`), "config top-p: bad value"},
 		"empty":            {config(`max-iterations: ""`), "config max-iterations: bad value"},
-		"summarize":        {config(`memory-strategy: summarize`), "config memory-strategy: \"summarize\" cannot be honoured"},
+		"strategy":         {config(`memory-strategy: forget`), "config memory-strategy: bad value \"forget\"; want slide or summarize"},
 		"odd strategy":     {config(`memory-strategy: forget`), `config memory-strategy: bad value "forget"`},
-		"memory tokens":    {config(`memory-max-tokens: "5"`), "config memory-max-tokens:"},
+		"memory tokens":    {config(`memory-max-tokens: "-5"`), "config memory-max-tokens:"},
 		"top-k":            {config(`top-k: "5"`), "config top-k:"},
-		"notes":            {config(`notes-max-count: "5"`), "config notes-max-count: this version keeps no notes"},
-		"notes section":    {config(`notes-prompt-section: above`), "config notes-prompt-section:"},
+		"notes":            {config(`notes-max-count: "0"`), "config notes-max-count:"},
+		"notes section":    {config(`notes-prompt-section: inside`), "config notes-prompt-section:"},
+		"duration":         {config(`tool-timeout: "5"`), `config tool-timeout: bad value "5"; want a duration`},
+		"soft over hard":   {config(`turn-soft-timeout: 2h`), "config turn-soft-timeout: 2h0m0s is not below turn-timeout, which is 30m0s"},
+		"output":           {config(`tool-max-output: "1"`), "config tool-max-output:"},
 		"no yaml":          {func(a *agent) { os.Remove(filepath.Join(a.root, "etc/agent.yaml")) }, "agent.yaml: no such file"},
 		"broken yaml":      {yaml("id: [\n"), "etc/agent.yaml:"},
 		"no model":         {yaml("id: x\n"), "no model"},
 		"odd model":        {yaml("id: x\nmodel: gpt\n"), "want provider/name"},
 		"unknown provider": {yaml("id: x\nmodel: nobody/m\n"), "NOBODY_API_BASE is not set"},
-		"capability":       {yaml("id: x\nmodel: test/m\ncapabilities: [{name: notes}]\n"), "capability notes:"},
+		"capability":       {yaml("id: x\nmodel: test/m\ncapabilities: [{name: job-submit}]\n"), "capability job-submit: nothing here provides it; there are notes, note_list"},
+		"capability taken": {yaml("id: x\nmodel: test/m\ncapabilities: [{name: notes}]\ntools: [{name: note_get, binary: /bin/sh}]\n"), "capability note_get: a tool has the same name"},
 		"missing context":  {yaml("id: x\nmodel: test/m\ncontext: [{name: GONE, file: etc/context/GONE.md}]\n"), "context GONE:"},
 		"context outside":  {yaml("id: x\nmodel: test/m\ncontext: [{name: OUT, file: ../../etc/passwd}]\n"), "context OUT:"},
 		"context by link": {func(a *agent) {
@@ -155,6 +159,8 @@ func TestEverySettingThatIsKnownIsTaken(t *testing.T) {
   presence-penalty: "-1"
   frequency-penalty: "1.5"
   notes-prompt-section: "off"
+  notes-max-bytes-per: "10"
+  notes-max-count: "5"
 `, callThenSay("cat", "{}"))
 	c := a.serve()
 	if err := chat(context.Background(), c, "s", "x"); err != nil {

@@ -34,7 +34,11 @@ type service struct {
 
 	name    string
 	model   string
-	window  int // turns of history that the model gets
+	system  string // without notes
+	section string
+	limits  noteLimits
+	memory  memory
+	client  loop.Model
 	loop    *loop.Loop
 	store   *opening
 	queue   queue
@@ -47,12 +51,13 @@ type service struct {
 
 // prompt is a checked request for a turn.
 type prompt struct {
-	session  string
-	text     string
-	metadata map[string]string
+	session    string
+	text       string
+	regenerate bool // answer the session's newest prompt again
+	metadata   map[string]string
 }
 
-func checkPrompt(ctx context.Context, session, text string, attachments int) (prompt, error) {
+func checkPrompt(ctx context.Context, session, text string, regenerate bool, attachments int) (prompt, error) {
 	if attachments > 0 {
 		return prompt{}, status.Error(codes.Unimplemented, "attachments: this runtime takes none yet; send text only")
 	}
@@ -60,12 +65,14 @@ func checkPrompt(ctx context.Context, session, text string, attachments int) (pr
 		return prompt{}, err
 	}
 	switch {
-	case strings.TrimSpace(text) == "":
+	case regenerate && text != "":
+		return prompt{}, status.Error(codes.InvalidArgument, "prompt: with regenerate the session's last one is answered again; leave it empty")
+	case !regenerate && strings.TrimSpace(text) == "":
 		return prompt{}, status.Error(codes.InvalidArgument, "prompt: it is empty")
 	case len(text) > maxUserPrompt:
 		return prompt{}, status.Errorf(codes.InvalidArgument, "prompt: %d bytes are over the limit of %d", len(text), maxUserPrompt)
 	}
-	p := prompt{session: session, text: text, metadata: make(map[string]string)}
+	p := prompt{session: session, text: text, regenerate: regenerate, metadata: make(map[string]string)}
 	md, _ := metadata.FromIncomingContext(ctx)
 	for _, key := range copied {
 		values := md.Get(key)
@@ -135,14 +142,30 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 	if err != nil {
 		return out, false, storeStatus(ctx, err)
 	}
-	history, err := st.history(ctx, p.session, s.window)
+	rec := &turn{store: st, session: p.session, run: p.metadata["otters-run"]}
+	if p.regenerate {
+		var last loop.Message
+		if rec.prompt, last, err = st.lastPrompt(ctx, p.session); err != nil {
+			return out, false, storeStatus(ctx, err)
+		}
+		if rec.prompt == 0 {
+			return out, false, status.Errorf(codes.FailedPrecondition, "session %s: there is no prompt yet that could be answered again; send one", p.session)
+		}
+		p.text = last.Text()
+	}
+	conv := &conversation{store: st, model: s.client, memory: s.memory, session: p.session, before: rec.prompt, metadata: p.metadata}
+	history, err := conv.open(ctx)
 	if err != nil {
 		return out, false, storeStatus(ctx, err)
 	}
-	rec := &turn{store: st, session: p.session, run: p.metadata["otters-run"]}
+	system, err := s.systemPrompt(ctx, st)
+	if err != nil {
+		return out, false, storeStatus(ctx, err)
+	}
 	var held []loop.Event
 	out, err = s.loop.Run(ctx, loop.Turn{
-		History: history, Prompt: p.text, Metadata: p.metadata, Recorder: rec,
+		System:  system,
+		History: history, Prompt: p.text, Metadata: p.metadata, Recorder: rec, Compact: conv.overflow,
 		Observe: func(e loop.Event) {
 			// The end is stored before it is told, so that a caller who saw it finds it.
 			if rec.pending != nil || e.Type == loop.MessageCreate || e.Type == loop.Error || e.Type == loop.TurnFinish {
@@ -188,7 +211,7 @@ func storeStatus(ctx context.Context, err error) error {
 
 // Chat runs a turn and answers its last text.
 func (s *service) Chat(ctx context.Context, req *agentv1.ChatRequest) (*agentv1.ChatResponse, error) {
-	p, err := checkPrompt(ctx, req.GetSessionId(), req.GetPrompt(), len(req.GetAttachments()))
+	p, err := checkPrompt(ctx, req.GetSessionId(), req.GetPrompt(), false, len(req.GetAttachments()))
 	if err != nil {
 		return nil, err
 	}
@@ -239,10 +262,7 @@ func modelCode(httpStatus int) codes.Code {
 // ChatStream runs a turn and sends its events. Once a turn has begun its end is told by turn.finish
 // and, where there is one, by error; the status then is OK unless the turn could not be stored.
 func (s *service) ChatStream(req *agentv1.ChatStreamRequest, stream agentv1.AgentRuntime_ChatStreamServer) error {
-	if req.GetRegenerate() {
-		return status.Error(codes.Unimplemented, "regenerate: this runtime cannot answer again yet; send a prompt")
-	}
-	p, err := checkPrompt(stream.Context(), req.GetSessionId(), req.GetPrompt(), len(req.GetAttachments()))
+	p, err := checkPrompt(stream.Context(), req.GetSessionId(), req.GetPrompt(), req.GetRegenerate(), len(req.GetAttachments()))
 	if err != nil {
 		return err
 	}

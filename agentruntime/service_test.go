@@ -356,15 +356,18 @@ func TestRequestsAreBounded(t *testing.T) {
 			_, err := c.Chat(ctx, &agentv1.ChatRequest{SessionId: "s", Prompt: "x", Attachments: []*agentv1.Attachment{{Name: "f"}}})
 			return err
 		}, codes.Unimplemented},
-		"regenerate": {func() error {
-			s, err := c.ChatStream(ctx, &agentv1.ChatStreamRequest{SessionId: "s", Regenerate: true})
+		"regenerate with a prompt": {func() error {
+			s, err := c.ChatStream(ctx, &agentv1.ChatStreamRequest{SessionId: "s", Prompt: "x", Regenerate: true})
 			if err == nil {
 				_, err = s.Recv()
 			}
 			return err
-		}, codes.Unimplemented},
-		"object":  {func() error { _, err := c.PromptObject(ctx, &agentv1.PromptObjectRequest{}); return err }, codes.Unimplemented},
-		"notes":   {func() error { _, err := c.ListNotes(ctx, &agentv1.ListNotesRequest{}); return err }, codes.Unimplemented},
+		}, codes.InvalidArgument},
+		"object": {func() error { _, err := c.PromptObject(ctx, &agentv1.PromptObjectRequest{}); return err }, codes.Unimplemented},
+		"note key": {func() error {
+			_, err := c.SaveNote(ctx, &agentv1.SaveNoteRequest{Key: "Ab c", Content: "x"})
+			return err
+		}, codes.InvalidArgument},
 		"a limit": {func() error { return list(ctx, c, 1000) }, codes.OK},
 		"no such": {func() error { return list(ctx, c, 1001) }, codes.InvalidArgument},
 		"below":   {func() error { return list(ctx, c, -1) }, codes.InvalidArgument},

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/otters-sh/otters/loop"
 )
@@ -18,6 +19,16 @@ type settings struct {
 	maxTokens     int
 	maxIterations int
 	maxMessages   int
+	memoryTokens  int // 0 is no bound
+	strategy      string
+	section       string // where pinned notes stand
+	notes         noteLimits
+	maxTurnTokens int
+	maxRepeats    int
+	maxOutput     int // bytes
+	timeout       time.Duration
+	softTimeout   time.Duration // 0 is five sixths of timeout
+	toolTimeout   time.Duration
 	params        loop.Params
 }
 
@@ -27,11 +38,22 @@ func readSettings(configs map[string]string) (settings, error) {
 		maxTokens:     loop.DefaultMaxTokens,
 		maxIterations: loop.DefaultMaxIterations,
 		maxMessages:   defaultMaxMessages,
+		strategy:      slide,
+		section:       sectionBelow,
+		notes:         noteLimits{bytes: defaultNoteBytes, count: defaultNoteCount},
+		maxTurnTokens: loop.DefaultMaxTurnTokens,
+		maxRepeats:    loop.DefaultRepeatLimit,
+		maxOutput:     loop.DefaultMaxOutput,
+		timeout:       loop.DefaultTimeout,
+		toolTimeout:   loop.DefaultToolTimeout,
 	}
 	for _, key := range slices.Sorted(maps.Keys(configs)) {
 		if err := s.set(key, configs[key]); err != nil {
 			return s, fmt.Errorf("%w: config %s: %w", ErrConfig, key, err)
 		}
+	}
+	if s.softTimeout >= s.timeout {
+		return s, fmt.Errorf("%w: config turn-soft-timeout: %s is not below turn-timeout, which is %s", ErrConfig, s.softTimeout, s.timeout)
 	}
 	return s, nil
 }
@@ -42,6 +64,18 @@ func (s *settings) set(key, value string) (err error) {
 		s.maxTokens, err = integer(value, 1, 1<<20)
 	case "max-iterations":
 		s.maxIterations, err = integer(value, 1, 1000)
+	case "max-turn-tokens":
+		s.maxTurnTokens, err = integer(value, 1, 1<<30)
+	case "max-repeats":
+		s.maxRepeats, err = integer(value, 1, 1000)
+	case "turn-timeout":
+		s.timeout, err = duration(value)
+	case "turn-soft-timeout":
+		s.softTimeout, err = duration(value)
+	case "tool-timeout":
+		s.toolTimeout, err = duration(value)
+	case "tool-max-output":
+		s.maxOutput, err = integer(value, 256, 16<<20)
 	case "memory-max-messages":
 		s.maxMessages, err = integer(value, 1, 10000)
 	case "temperature":
@@ -53,13 +87,15 @@ func (s *settings) set(key, value string) (err error) {
 	case "frequency-penalty":
 		s.params.FrequencyPenalty, err = number(value, -2, 2)
 	case "memory-strategy":
-		err = only(value, "slide", "summarize", "summaries are not made by this version; use slide")
+		s.strategy, err = value, oneOf(value, slide, summarize)
 	case "memory-max-tokens":
-		err = only(value, "0", "", "this version bounds history by memory-max-messages alone; use 0")
+		s.memoryTokens, err = integer(value, 0, 1<<30)
 	case "notes-prompt-section":
-		err = only(value, "off", "above below", "this version keeps no notes; use off")
-	case "notes-max-bytes-per", "notes-max-count":
-		err = fmt.Errorf("this version keeps no notes; remove the key")
+		s.section, err = value, oneOf(value, sectionOff, sectionAbove, sectionBelow)
+	case "notes-max-bytes-per":
+		s.notes.bytes, err = integer(value, 1, maxNoteBytes)
+	case "notes-max-count":
+		s.notes.count, err = integer(value, 1, maxNoteCount)
 	case "top-k":
 		err = fmt.Errorf("the model format of this version has no such setting; remove the key or use top-p")
 	default:
@@ -70,25 +106,31 @@ func (s *settings) set(key, value string) (err error) {
 
 // knownKeys are the keys that can be set.
 var knownKeys = []string{
-	"max-tokens", "max-iterations", "memory-strategy", "memory-max-messages", "memory-max-tokens", "temperature",
-	"top-p", "presence-penalty", "frequency-penalty", "notes-prompt-section",
+	"max-tokens", "max-iterations", "max-turn-tokens", "max-repeats", "turn-timeout", "turn-soft-timeout", "tool-timeout",
+	"tool-max-output", "memory-strategy", "memory-max-messages", "memory-max-tokens", "temperature",
+	"top-p", "presence-penalty", "frequency-penalty", "notes-prompt-section", "notes-max-bytes-per", "notes-max-count",
 }
 
-// only takes the one value that can be honoured. Where later lists values, another one is bad.
-func only(value, honoured, later, why string) error {
-	switch {
-	case value == honoured:
+func oneOf(value string, known ...string) error {
+	if slices.Contains(known, value) {
 		return nil
-	case later == "" || slices.Contains(strings.Fields(later), value):
-		return fmt.Errorf("%q cannot be honoured: %s", value, why)
 	}
-	return fmt.Errorf("bad value %q; want %s", value, honoured)
+	return fmt.Errorf("bad value %q; want %s", value, strings.Join(known, " or "))
 }
 
 func integer(value string, low, high int) (int, error) {
 	v, err := strconv.Atoi(value)
 	if err != nil || v < low || v > high {
 		return 0, fmt.Errorf("bad value %q; want a whole number from %d to %d", value, low, high)
+	}
+	return v, nil
+}
+
+// duration takes 1s to 24h, written as Go writes durations.
+func duration(value string) (time.Duration, error) {
+	v, err := time.ParseDuration(value)
+	if err != nil || v < time.Second || v > 24*time.Hour {
+		return 0, fmt.Errorf("bad value %q; want a duration from 1s to 24h, such as 90s or 1h30m", value)
 	}
 	return v, nil
 }

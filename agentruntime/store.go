@@ -3,7 +3,6 @@ package agentruntime
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -49,6 +48,28 @@ CREATE TABLE messages (
 	body       TEXT NOT NULL, -- a loop.Message as JSON
 	created_at INTEGER NOT NULL,
 	PRIMARY KEY (turn, seq)
+) STRICT, WITHOUT ROWID;
+`, `
+-- The turn whose prompt this one answers, itself where it is the first; of each prompt one turn is active.
+ALTER TABLE turns ADD COLUMN prompt INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE turns ADD COLUMN active INTEGER NOT NULL DEFAULT 1;
+UPDATE turns SET prompt = id;
+CREATE INDEX turns_active ON turns (session, prompt) WHERE active;
+-- What stands for the prompts up to one, where a model is asked again; the messages stay. An empty text
+-- leaves them out.
+CREATE TABLE summaries (
+	session    TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+	upto       INTEGER NOT NULL,
+	text       TEXT NOT NULL,
+	created_at INTEGER NOT NULL,
+	PRIMARY KEY (session, upto)
+) STRICT;
+CREATE TABLE notes (
+	key        TEXT PRIMARY KEY,
+	content    TEXT NOT NULL,
+	in_context INTEGER NOT NULL DEFAULT 0,
+	created_at INTEGER NOT NULL,
+	updated_at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 `}
 
@@ -244,62 +265,6 @@ func (s *store) migrate(ctx context.Context, version int) error {
 	return err
 }
 
-// storedTurn is a turn with its messages.
-type storedTurn struct {
-	id       int64
-	reason   loop.Reason
-	started  int64
-	messages []loop.Message
-	answered int64 // when its last message was stored
-}
-
-// turns are the newest limit turns of a session, oldest first.
-func (s *store) turns(ctx context.Context, session string, limit int) ([]storedTurn, error) {
-	// The limit stands in the text: SQLite parses a statement again for each value given apart.
-	rows, err := s.query(ctx, `
-		SELECT t.id, t.reason, t.started_at, m.body, m.created_at
-		FROM (SELECT id, reason, started_at FROM turns WHERE session = ? ORDER BY id DESC LIMIT `+strconv.Itoa(limit)+`) t
-		JOIN messages m ON m.turn = t.id ORDER BY t.id, m.seq`, session)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var turns []storedTurn
-	for rows.Next() {
-		var t storedTurn
-		var body string
-		if err := rows.Scan(&t.id, &t.reason, &t.started, &body, &t.answered); err != nil {
-			return nil, err
-		}
-		var m loop.Message
-		if err := json.Unmarshal([]byte(body), &m); err != nil {
-			return nil, fmt.Errorf("message of turn %d: %w", t.id, err)
-		}
-		if n := len(turns); n == 0 || turns[n-1].id != t.id {
-			turns = append(turns, t)
-		}
-		last := &turns[len(turns)-1]
-		last.messages, last.answered = append(last.messages, m), t.answered
-	}
-	return turns, rows.Err()
-}
-
-// history is what the next turn of a session builds on: its newest turns, consistent.
-func (s *store) history(ctx context.Context, session string, turns int) ([]loop.Message, error) {
-	if turns == 0 {
-		return nil, nil
-	}
-	stored, err := s.turns(ctx, session, turns)
-	if err != nil {
-		return nil, err
-	}
-	var history []loop.Message
-	for _, t := range stored {
-		history = append(history, t.messages...)
-	}
-	return loop.Repair(history, "interrupted: it is not known whether the call ran to its end"), nil
-}
-
 // sessionInfo is a session in a list.
 type sessionInfo struct {
 	id         string
@@ -315,7 +280,7 @@ func (s *store) sessions(ctx context.Context) ([]sessionInfo, error) {
 	rows, err := s.db.QueryContext(ctx, `
 		SELECT s.id, s.last_active, count(t.id) + coalesce(sum(t.reason NOT IN ('', 'done') OR EXISTS
 			(SELECT 1 FROM messages m WHERE m.turn = t.id AND m.role = 'assistant')), 0)
-		FROM sessions s LEFT JOIN turns t ON t.session = s.id
+		FROM sessions s LEFT JOIN turns t ON t.session = s.id AND t.active
 		GROUP BY s.id ORDER BY s.last_active DESC, s.id LIMIT ?`, maxSessions)
 	if err != nil {
 		return nil, err

@@ -26,34 +26,72 @@ type viewPart struct {
 	Reason loop.Reason `json:"reason,omitempty"`
 }
 
-// transcript shows turns as messages: each prompt, and all that came of it as one answer.
+// transcript shows turns as messages: each prompt, and all that came of it as one answer. Of several
+// turns of one prompt the active one is the answer, and all are its branches.
 func transcript(turns []storedTurn) ([]*agentv1.SessionMessage, error) {
 	var list []*agentv1.SessionMessage
-	for _, t := range turns {
-		var parts []viewPart
-		for _, m := range t.messages {
-			if m.Role == loop.RoleUser {
-				list = append(list, &agentv1.SessionMessage{Role: string(m.Role), Content: m.Text(), CreatedAt: t.started})
-				continue
-			}
-			parts = appendParts(parts, m)
+	for len(turns) > 0 {
+		n := 1
+		for n < len(turns) && turns[n].prompt == turns[0].prompt {
+			n++
 		}
-		if t.reason != "" && t.reason != loop.Done {
-			if len(parts) == 0 {
-				parts = append(parts, viewPart{Kind: "text"})
-			}
-			parts[len(parts)-1].Reason = t.reason
-		}
-		if len(parts) == 0 {
-			continue
-		}
-		content, err := json.Marshal(parts)
+		list = append(list, &agentv1.SessionMessage{
+			Role: string(loop.RoleUser), Content: turns[0].messages[0].Text(), CreatedAt: turns[0].started,
+		})
+		answer, err := answerOf(turns[:n])
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, &agentv1.SessionMessage{Role: string(loop.RoleAssistant), Content: string(content), CreatedAt: t.answered})
+		if answer != nil {
+			list = append(list, answer)
+		}
+		turns = turns[n:]
 	}
 	return list, nil
+}
+
+// answerOf shows the turns of one prompt as an answer; nil where there is none yet.
+func answerOf(turns []storedTurn) (*agentv1.SessionMessage, error) {
+	m := &agentv1.SessionMessage{Role: string(loop.RoleAssistant)}
+	branches := make([][]viewPart, len(turns))
+	for i, t := range turns {
+		branches[i] = partsOf(t)
+		if t.active {
+			m.ActiveBranch, m.CreatedAt = int32(i), t.answered
+		}
+	}
+	if len(turns) == 1 && branches[0] == nil {
+		return nil, nil
+	}
+	content, err := json.Marshal(branches[m.ActiveBranch])
+	if err != nil {
+		return nil, err
+	}
+	m.Content = string(content)
+	if len(turns) > 1 {
+		all, err := json.Marshal(branches)
+		if err != nil {
+			return nil, err
+		}
+		m.BranchesJson = string(all)
+	}
+	return m, nil
+}
+
+func partsOf(t storedTurn) []viewPart {
+	var parts []viewPart
+	for _, m := range t.messages {
+		if m.Role != loop.RoleUser {
+			parts = appendParts(parts, m)
+		}
+	}
+	if t.reason != "" && t.reason != loop.Done {
+		if len(parts) == 0 {
+			parts = append(parts, viewPart{Kind: "text"})
+		}
+		parts[len(parts)-1].Reason = t.reason
+	}
+	return parts
 }
 
 // appendParts adds what m says, and puts results to their calls.

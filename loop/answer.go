@@ -2,11 +2,13 @@ package loop
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -43,12 +45,18 @@ type receiver struct {
 // ask streams one answer. On error the answer holds what was said until then, without its calls.
 func (r *run) ask(ctx context.Context) (answer, error) {
 	req := Request{
-		System:    r.cfg.System,
+		System:    cmp.Or(r.turn.System, r.cfg.System),
 		Messages:  append(r.turn.History[:len(r.turn.History):len(r.turn.History)], r.out.Messages...),
 		Tools:     r.specs,
 		MaxTokens: r.cfg.MaxTokens,
 		Params:    r.cfg.Params,
 		Metadata:  r.turn.Metadata,
+	}
+	if r.out.Steps > 1 && time.Since(r.started) >= r.cfg.SoftTimeout {
+		// It is for this request alone and no part of the history.
+		req.Messages = append(req.Messages, UserMessage(fmt.Sprintf(
+			"The time of this turn is nearly over (%s of %s). Finish now: answer with what you have, without further calls.",
+			time.Since(r.started).Round(time.Second), r.cfg.Timeout)))
 	}
 	rcv := receiver{calls: make(map[int]*part)}
 	err := r.receive(ctx, &rcv, req)

@@ -24,6 +24,10 @@ const (
 	DefaultToolTimeout = 2 * time.Minute
 	// DefaultRepeatLimit lets a model try again once and then once more.
 	DefaultRepeatLimit = 3
+	// DefaultMaxTurnTokens is a full context of a large model.
+	DefaultMaxTurnTokens = 1_000_000
+	// DefaultMaxOutput is about 16,000 tokens of a tool's output, in bytes.
+	DefaultMaxOutput = 64 << 10
 )
 
 // Model answers requests. It is called from one goroutine per turn, and from several at once when
@@ -149,15 +153,28 @@ type Config struct {
 	// MaxIterations bounds the steps of a turn, MaxTokens each answer.
 	MaxIterations int
 	MaxTokens     int
-	// Timeout bounds a turn and ToolTimeout each call.
+	// MaxTurnTokens bounds the tokens of a turn, in and out, as the model reports them: past it no
+	// more calls are run.
+	MaxTurnTokens int
+	// Timeout ends a turn. From SoftTimeout on the model is told to finish; where that is not below
+	// Timeout, it is five sixths of it.
 	Timeout     time.Duration
+	SoftTimeout time.Duration
+	// ToolTimeout bounds each call, and MaxOutput the bytes of its output that the model gets: of a
+	// longer one its head and its tail.
 	ToolTimeout time.Duration
+	MaxOutput   int
+	// Keep stores an output that is longer and says where the model finds it; nil keeps none. It is
+	// called from several goroutines at once.
+	Keep func(ctx context.Context, call Call, output string) (where string, err error)
 	// RepeatLimit is how many steps in a row may make the same calls with the same results.
 	RepeatLimit int
 }
 
 // Turn is one prompt and what it builds on.
 type Turn struct {
+	// System is the turn's system prompt; where empty, it is Config's.
+	System  string
 	History []Message
 	Prompt  string
 	// Metadata goes along with every request and call of the turn.
@@ -166,6 +183,9 @@ type Turn struct {
 	Observe func(Event)
 	// Recorder may be nil.
 	Recorder Recorder
+	// Compact gives a shorter history where the model's context is too small for this one; the request
+	// is then sent once more. Where nil the older half of the history is left out.
+	Compact func(ctx context.Context) ([]Message, error)
 }
 
 // Outcome is what a turn came to.
@@ -195,6 +215,11 @@ func New(cfg Config) *Loop {
 	setDefault(&cfg.MaxTokens, DefaultMaxTokens)
 	setDefault(&cfg.Timeout, DefaultTimeout)
 	setDefault(&cfg.ToolTimeout, DefaultToolTimeout)
+	setDefault(&cfg.MaxTurnTokens, DefaultMaxTurnTokens)
+	setDefault(&cfg.MaxOutput, DefaultMaxOutput)
+	if cfg.SoftTimeout <= 0 || cfg.SoftTimeout >= cfg.Timeout {
+		cfg.SoftTimeout = cfg.Timeout / 6 * 5
+	}
 	setDefault(&cfg.RepeatLimit, DefaultRepeatLimit)
 	l := &Loop{cfg: cfg, tools: make(map[string]Tool, len(cfg.Tools))}
 	for _, t := range cfg.Tools {
@@ -225,7 +250,7 @@ func (l *Loop) Run(ctx context.Context, turn Turn) (Outcome, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, l.cfg.Timeout, limit)
 	defer cancel()
 
-	r := &run{Loop: l, turn: turn, seen: make(map[string]bool)}
+	r := &run{Loop: l, turn: turn, started: started, seen: make(map[string]bool)}
 	reason, err := r.steps(ctx)
 	var end *EndError
 	if err != nil && ctx.Err() != nil && !errors.As(err, &end) {

@@ -252,11 +252,13 @@ func TestBoundsEndATurn(t *testing.T) {
 		"repeated calls":  {same, loop.Config{RepeatLimit: 3}, loop.Repeat, 3, false},
 		"tokens":          {deltas(text("a long"), finish(loop.FinishLength)), loop.Config{}, loop.MaxTokens, 1, false},
 		"tokens in calls": {deltas(call(0, "x", "echo", `{"a":`), finish(loop.FinishLength)), loop.Config{}, loop.MaxTokens, 1, false},
-		"filter":          {deltas(text("I"), finish(loop.FinishFiltered)), loop.Config{}, loop.ModelError, 1, true},
-		"denied":          {failing(loop.End(loop.Denied, "no")), loop.Config{}, loop.Denied, 1, true},
-		"budget":          {failing(fmt.Errorf("ask: %w", loop.End(loop.Budget, "spent"))), loop.Config{}, loop.Budget, 1, true},
-		"model":           {failing(&loop.CallError{Status: 500, Message: "down"}), loop.Config{}, loop.ModelError, 1, true},
-		"broken off":      {deltas(text("half a sen")), loop.Config{}, loop.ModelError, 1, true},
+		"tokens of a turn": {deltas(call(0, "x", "count", "{}"), loop.Delta{Kind: loop.DeltaUsage, Usage: loop.Usage{InputTokens: 30, OutputTokens: 10}}, finish(loop.FinishStop)),
+			loop.Config{MaxTurnTokens: 100}, loop.MaxTokens, 3, false},
+		"filter":     {deltas(text("I"), finish(loop.FinishFiltered)), loop.Config{}, loop.ModelError, 1, true},
+		"denied":     {failing(loop.End(loop.Denied, "no")), loop.Config{}, loop.Denied, 1, true},
+		"budget":     {failing(fmt.Errorf("ask: %w", loop.End(loop.Budget, "spent"))), loop.Config{}, loop.Budget, 1, true},
+		"model":      {failing(&loop.CallError{Status: 500, Message: "down"}), loop.Config{}, loop.ModelError, 1, true},
+		"broken off": {deltas(text("half a sen")), loop.Config{}, loop.ModelError, 1, true},
 		"endless answer": {func(yield func(loop.Delta, error) bool) {
 			for yield(text(strings.Repeat("x", 1<<20)), nil) {
 			}
@@ -332,6 +334,54 @@ func TestATurnHasATimeLimit(t *testing.T) {
 	out, err := take(t, context.Background(), loop.Config{Model: m, Tools: []loop.Tool{hang}, Timeout: 20 * time.Millisecond}, &j)
 	if out.Reason != loop.Timeout || err == nil || !strings.Contains(err.Error(), "20ms") {
 		t.Errorf("reason %s, error %v", out.Reason, err)
+	}
+}
+
+func TestFromTheSoftLimitOnTheModelIsToldToFinish(t *testing.T) {
+	t.Parallel()
+	wait := tool{"wait", func(context.Context, string) (string, error) { time.Sleep(2 * time.Millisecond); return "ok", nil }}
+	m := &script{answers: []answerFunc{deltas(call(0, "a", "wait", "{}"), finish(loop.FinishStop)), say("done")}}
+	for soft, told := range map[time.Duration]bool{time.Millisecond: true, time.Hour: false} {
+		var j journal
+		m := &script{answers: slices.Clone(m.answers)}
+		out, err := take(t, context.Background(), loop.Config{Model: m, Tools: []loop.Tool{wait}, SoftTimeout: soft, Timeout: 2 * time.Hour}, &j)
+		if err != nil || out.Reason != loop.Done || len(out.Messages) != 4 {
+			t.Errorf("reason %s with %d messages, error %v", out.Reason, len(out.Messages), err)
+		}
+		last := m.requests[1].Messages[len(m.requests[1].Messages)-1]
+		if strings.Contains(last.Text(), "Finish now") != told || len(m.requests[0].Messages) != 1 {
+			t.Errorf("soft limit %s: the last message of the request is %+v", soft, last)
+		}
+	}
+}
+
+func TestOutputOverTheLimitIsKeptAndCutBetweenCharacters(t *testing.T) {
+	t.Parallel()
+	long := "a" + strings.Repeat("€", 100)
+	out := func(keep func(context.Context, loop.Call, string) (string, error)) string {
+		big := tool{"big", func(context.Context, string) (string, error) { return long, nil }}
+		m := &script{answers: []answerFunc{deltas(call(0, "a", "big", "{}"), finish(loop.FinishStop)), say("done")}}
+		var j journal
+		o, err := take(t, context.Background(), loop.Config{Model: m, Tools: []loop.Tool{big}, MaxOutput: 40, Keep: keep}, &j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.Messages[2].Parts[0].Text
+	}
+	var kept string
+	keep := func(_ context.Context, c loop.Call, text string) (string, error) {
+		kept = text
+		return "file-" + c.ID, nil
+	}
+	want := "a€€€€€€\n[cut: the first 19 and the last 18 of 301 bytes; all of it is in file-a]\n€€€€€€"
+	if got := out(keep); got != want || kept != long {
+		t.Errorf("got %q, want %q; kept %d bytes", got, want, len(kept))
+	}
+	if got := out(nil); !strings.Contains(got, "the rest is not kept") {
+		t.Errorf("got %q", got)
+	}
+	if got := out(func(context.Context, loop.Call, string) (string, error) { return "", errors.New("disk is full") }); !strings.Contains(got, "could not be kept: disk is full") {
+		t.Errorf("got %q", got)
 	}
 }
 

@@ -12,9 +12,12 @@ import (
 // run is the state of one turn; only its own goroutine touches it.
 type run struct {
 	*Loop
-	turn Turn
-	out  Outcome
-	seen map[string]bool // ids of calls
+	turn    Turn
+	started time.Time
+	out     Outcome
+	seen    map[string]bool // ids of calls
+
+	compacted bool // the history was made shorter once
 
 	last    [sha256.Size]byte // calls and results of the step before
 	repeats int
@@ -73,6 +76,9 @@ func (r *run) step(ctx context.Context) (Reason, error) {
 	started := time.Now()
 	r.emit(Event{Type: StepStart})
 	answer, err := r.ask(ctx)
+	if Overflowed(err) && len(answer.message.Parts) == 0 && r.compact(ctx) {
+		answer, err = r.ask(ctx)
+	}
 	defer func() {
 		r.out.Usage.add(answer.usage)
 		r.emit(Event{Type: StepFinish, Duration: time.Since(started), Usage: answer.usage})
@@ -94,6 +100,8 @@ func (r *run) step(ctx context.Context) (Reason, error) {
 		return MaxTokens, r.refuse(ctx, calls, fmt.Sprintf("not run: the answer was cut at %d tokens", r.cfg.MaxTokens), nil)
 	case len(calls) == 0:
 		return Done, nil
+	case r.tokens(answer.usage) >= int64(r.cfg.MaxTurnTokens):
+		return MaxTokens, r.refuse(ctx, calls, fmt.Sprintf("not run: the turn used %d tokens, its limit is %d", r.tokens(answer.usage), r.cfg.MaxTurnTokens), nil)
 	case r.out.Steps >= r.cfg.MaxIterations:
 		return MaxIterations, r.refuse(ctx, calls, fmt.Sprintf("not run: the turn reached its limit of %d iterations", r.cfg.MaxIterations), nil)
 	}
@@ -105,6 +113,30 @@ func (r *run) step(ctx context.Context) (Reason, error) {
 		return Repeat, nil
 	}
 	return "", err
+}
+
+// compact makes the history shorter, once a turn, and tells whether it did.
+func (r *run) compact(ctx context.Context) bool {
+	if r.compacted {
+		return false
+	}
+	r.compacted = true
+	if r.turn.Compact == nil {
+		shorter := newerHalf(r.turn.History)
+		ok := len(shorter) < len(r.turn.History)
+		r.turn.History = shorter
+		return ok
+	}
+	shorter, err := r.turn.Compact(ctx)
+	if err == nil {
+		r.turn.History = shorter
+	}
+	return err == nil
+}
+
+// tokens is what the turn used, the answer at hand included.
+func (r *run) tokens(last Usage) int64 {
+	return r.out.Usage.InputTokens + r.out.Usage.OutputTokens + last.InputTokens + last.OutputTokens
 }
 
 // refuse answers calls that are not run and returns err, or what went wrong with the record.

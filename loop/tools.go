@@ -50,6 +50,7 @@ func (r *run) call(ctx context.Context, calls []Call, invalid map[string]string)
 func (r *run) callOne(ctx context.Context, c Call, invalid string) (Part, error) {
 	started := time.Now()
 	text, err := r.invoke(ctx, c, invalid)
+	text = r.bound(ctx, c, text)
 	p := Part{Kind: KindResult, ID: c.ID, Name: c.Name, Text: text, DurationMS: time.Since(started).Milliseconds()}
 	if err != nil {
 		p.Failed = true
@@ -66,6 +67,30 @@ func (r *run) callOne(ctx context.Context, c Call, invalid string) (Part, error)
 		return p, err
 	}
 	return p, nil
+}
+
+// bound leaves the head and the tail of an output that is over the limit, and says where the whole is.
+func (r *run) bound(ctx context.Context, c Call, text string) string {
+	if len(text) <= r.cfg.MaxOutput {
+		return text
+	}
+	where := "the rest is not kept"
+	if r.cfg.Keep != nil {
+		if kept, err := r.cfg.Keep(ctx, c, text); err != nil {
+			where = "the rest could not be kept: " + err.Error()
+		} else {
+			where = "all of it is in " + kept
+		}
+	}
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	head, tail := r.cfg.MaxOutput/2, len(text)-r.cfg.MaxOutput/2
+	for head > 0 && !utf8.RuneStart(text[head]) {
+		head--
+	}
+	for tail < len(text) && !utf8.RuneStart(text[tail]) {
+		tail++
+	}
+	return fmt.Sprintf("%s\n[cut: the first %d and the last %d of %d bytes; %s]\n%s", text[:head], head, len(text)-tail, len(text), where, text[tail:])
 }
 
 func (r *run) invoke(ctx context.Context, c Call, invalid string) (text string, err error) {
