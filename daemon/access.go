@@ -47,6 +47,15 @@ var access = map[string]principal{
 	daemonv1.DaemonService_RemoveAgent_FullMethodName: operator,
 	daemonv1.DaemonService_Prompt_FullMethodName:      operator,
 	daemonv1.DaemonService_Logs_FullMethodName:        operator,
+
+	daemonv1.ImageService_InspectImage_FullMethodName: operator,
+	daemonv1.ImageService_TagImage_FullMethodName:     operator,
+	daemonv1.ImageService_RemoveImage_FullMethodName:  operator,
+	daemonv1.ImageService_SaveImage_FullMethodName:    operator,
+	daemonv1.ImageService_LoadImage_FullMethodName:    operator,
+	daemonv1.ImageService_PushImage_FullMethodName:    operator,
+	daemonv1.ImageService_PullImage_FullMethodName:    operator,
+	daemonv1.ImageService_BuildBin_FullMethodName:     operator,
 }
 
 // authorize decides whether p may call method.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/otters-sh/otters/internal/gate"
@@ -72,14 +73,32 @@ func testHTTP(t *testing.T, socket string) *http.Client {
 // everyMethod calls fn for each method of the service with its path and an empty request.
 func everyMethod(t *testing.T, fn func(path string, req proto.Message, clientStream bool)) {
 	t.Helper()
-	methods := daemonv1.File_otters_daemon_v1_daemon_proto.Services().ByName("DaemonService").Methods()
+	services := []protoreflect.ServiceDescriptor{
+		daemonv1.File_otters_daemon_v1_daemon_proto.Services().ByName("DaemonService"),
+		daemonv1.File_otters_daemon_v1_images_proto.Services().ByName("ImageService"),
+	}
+	for _, service := range services {
+		everyMethodOf(t, service.Methods(), fn)
+	}
+}
+
+// unimplemented has every service and answers UNIMPLEMENTED to all.
+type unimplemented struct {
+	daemonv1.UnimplementedDaemonServiceServer
+}
+
+func (unimplemented) images() daemonv1.ImageServiceServer {
+	return daemonv1.UnimplementedImageServiceServer{}
+}
+
+func everyMethodOf(t *testing.T, methods protoreflect.MethodDescriptors, fn func(path string, req proto.Message, clientStream bool)) {
 	for i := range methods.Len() {
 		m := methods.Get(i)
 		in, err := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
 		if err != nil {
 			t.Fatal(err)
 		}
-		fn("/otters.daemon.v1.DaemonService/"+string(m.Name()), in.New().Interface(), m.IsStreamingClient())
+		fn("/"+string(m.Parent().FullName())+"/"+string(m.Name()), in.New().Interface(), m.IsStreamingClient())
 	}
 }
 
@@ -102,7 +121,8 @@ func callConnect(t *testing.T, client *http.Client, path string, req proto.Messa
 	case clientStream:
 		s := c.CallClientStream(t.Context())
 		_, err = s.CloseAndReceive()
-	case path == daemonv1.DaemonService_WatchAgent_FullMethodName, path == daemonv1.DaemonService_Prompt_FullMethodName, path == daemonv1.DaemonService_Logs_FullMethodName:
+	case path == daemonv1.DaemonService_WatchAgent_FullMethodName, path == daemonv1.DaemonService_Prompt_FullMethodName, path == daemonv1.DaemonService_Logs_FullMethodName,
+		path == daemonv1.ImageService_SaveImage_FullMethodName, path == daemonv1.ImageService_PushImage_FullMethodName, path == daemonv1.ImageService_PullImage_FullMethodName:
 		var s *connect.ServerStreamForClient[emptyMessage]
 		if s, err = c.CallServerStream(t.Context(), connect.NewRequest(&emptyMessage{})); err == nil {
 			for s.Receive() {
@@ -151,7 +171,7 @@ func TestEveryMethodIsInTheTableAndNothingElse(t *testing.T) {
 func TestEveryMethodIsRefusedToNobodyAndReachedByTheOperator(t *testing.T) {
 	t.Parallel()
 	// UNIMPLEMENTED comes from the implementation, so a call that gets it has passed the table.
-	impl := daemonv1.UnimplementedDaemonServiceServer{}
+	impl := unimplemented{}
 	for _, c := range []struct {
 		p    principal
 		want codes.Code

@@ -200,6 +200,9 @@ func newGRPC(impl daemonv1.DaemonServiceServer, hosts []string) *grpc.Server {
 		grpc.WaitForHandlers(true),
 	)
 	daemonv1.RegisterDaemonServiceServer(s, impl)
+	if own, ok := impl.(withImages); ok {
+		daemonv1.RegisterImageServiceServer(s, own.images())
+	}
 	return s
 }
 

@@ -18,7 +18,6 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
 	"oras.land/oras-go/v2"
 	"oras.land/oras-go/v2/errdef"
 
@@ -35,6 +34,10 @@ type imageRegistry struct {
 
 	server *http.Server
 	served sync.WaitGroup
+
+	// transport leads to other registries.
+	transport *http.Transport
+	flights   flights
 }
 
 // openRegistry opens the store and starts serving. An explicit port that is taken is an error; the
@@ -52,7 +55,7 @@ func openRegistry(h *home, port int, logger *slog.Logger) (_ *imageRegistry, err
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	r := &imageRegistry{store: store, addr: l.Addr().String()}
+	r := &imageRegistry{store: store, addr: l.Addr().String(), transport: newRemoteTransport()}
 	r.server = &http.Server{
 		Handler:           gate.HTTP(store.Handler(registry.HandlerOptions{TokenHash: gate.TokenHash(token)}), gate.HTTPOptions{Hosts: gate.LoopbackHosts(l.Addr())}),
 		ReadHeaderTimeout: 10 * time.Second,
@@ -93,12 +96,13 @@ func (r *imageRegistry) close(ctx context.Context) error {
 		err = r.server.Close()
 	}
 	r.served.Wait()
+	r.transport.CloseIdleConnections()
 	return errors.Join(err, r.store.Close())
 }
 
-// opener finds images for builds and agents. Only the embedded registry is open to them.
-func (r *imageRegistry) opener(_ context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {
-	if err := embeddedOnly(ref); err != nil {
+// opener finds images for builds and agents. What another registry has is pulled first.
+func (r *imageRegistry) opener(ctx context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {
+	if _, err := r.ensure(ctx, ref, nil); err != nil {
 		return nil, "", err
 	}
 	return r.store, storeName(ref), nil
@@ -106,8 +110,8 @@ func (r *imageRegistry) opener(_ context.Context, ref spec.Reference) (oras.Read
 
 // target is what an agent's image is read from: its repository and no other.
 func (r *imageRegistry) target(ref spec.Reference) oras.ReadOnlyTarget {
-	repo, err := r.store.Repository(ref.Repository())
-	if err != nil || ref.Host() != "" {
+	repo, err := r.store.Repository(storedRepository(ref))
+	if err != nil {
 		return noTarget{fmt.Errorf("%w: %s", errdef.ErrNotFound, ref)}
 	}
 	return repo
@@ -127,7 +131,7 @@ func (n noTarget) Resolve(context.Context, string) (ocispec.Descriptor, error) {
 // digest answers the digest of ref, empty where the registry does not have it.
 func (r *imageRegistry) digest(ref string) string {
 	parsed, err := spec.ParseReference(ref)
-	if err != nil || parsed.Host() != "" {
+	if err != nil {
 		return ""
 	}
 	if parsed.Digest != "" {
@@ -138,22 +142,6 @@ func (r *imageRegistry) digest(ref string) string {
 		return ""
 	}
 	return desc.Digest.String()
-}
-
-// storeName is ref as the store calls it: repository:tag or repository@digest.
-func storeName(ref spec.Reference) string {
-	if ref.Digest != "" {
-		return ref.Name + "@" + ref.Digest
-	}
-	return ref.Name + ":" + ref.Identifier()
-}
-
-func embeddedOnly(ref spec.Reference) error {
-	if host := ref.Host(); host != "" {
-		return fail(codes.Unimplemented, "build or push it into the embedded registry, and name it without a host",
-			"%s: pulling from another registry (%s) is not built yet", ref, host)
-	}
-	return nil
 }
 
 // readOrMakeToken reads a token that lies in a file of its own, or makes both.
