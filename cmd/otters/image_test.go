@@ -215,6 +215,7 @@ func (m *machine) bins(t *testing.T, host string) {
 		t.Errorf("%+v", got)
 	}
 	m.must("bin", "rm", "tools/holt:1", host+"/tools/holt:1")
+	m.shown(t, host, dir)
 
 	agent := t.TempDir()
 	m.must(append([]string{"bin", "build", "-t", host + "/tools/holt:2", "--name", "holt"}, amd, arm)...)
@@ -224,5 +225,47 @@ func (m *machine) bins(t *testing.T, host string) {
 	m.must("run", "--name", "holt", agent)
 	if got := m.must("prompt", "holt", "Use `holt now`"); !strings.Contains(got.out+got.err, "hello from the holt") {
 		t.Errorf("%+v", got)
+	}
+}
+
+// shown runs the commands of docs/image-format.md, with the registry of this test in place of its own.
+func (m *machine) shown(t *testing.T, host, dir string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "image-format.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := map[string]string{"USAGE.md": "USAGE.md", "holt-amd64": "own", "holt-arm64": "other"}
+	if runtime.GOARCH == "arm64" {
+		from["holt-amd64"], from["holt-arm64"] = "other", "own"
+	}
+	for name, file := range from {
+		b, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, filepath.Join(m.dir, name), string(b))
+	}
+	commands := console(t, string(text))
+	if len(commands) < 4 {
+		t.Fatalf("%d commands", len(commands))
+	}
+	for _, c := range commands {
+		args := words(t, strings.ReplaceAll(c, "registry.example", host))
+		if args[0] == "otters" {
+			m.must(args[1:]...)
+			continue
+		}
+		if _, err := exec.LookPath(args[0]); err != nil {
+			t.Logf("%s is not on this machine", args[0])
+			continue
+		}
+		// What the test's machine has not: a policy for all images, and a certificate.
+		args = append([]string{"--insecure-policy", args[1], "--dest-tls-verify=false"}, args[2:]...)
+		cmd := exec.CommandContext(t.Context(), "skopeo", args...)
+		cmd.Dir = m.dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%q: %v\n%s", c, err, out)
+		}
 	}
 }
