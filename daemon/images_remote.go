@@ -16,7 +16,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 	"oras.land/oras-go/v2/registry/remote/credentials"
 	"oras.land/oras-go/v2/registry/remote/errcode"
-	"oras.land/oras-go/v2/registry/remote/retry"
+	remoteretry "oras.land/oras-go/v2/registry/remote/retry"
 
 	"github.com/otters-sh/otters/spec"
 )
@@ -59,7 +59,7 @@ func (r *imageRegistry) remote(ref spec.Reference) (*remote.Repository, error) {
 	}
 	repo.PlainHTTP = isLoopback(ref.Host())
 	repo.Client = &auth.Client{
-		Client:     &http.Client{Transport: retry.NewTransport(r.transport)},
+		Client:     &http.Client{Transport: remoteretry.NewTransport(r.transport)},
 		Cache:      auth.NewCache(),
 		Credential: credentials.Credential(store),
 	}
