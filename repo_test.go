@@ -94,7 +94,7 @@ var imports = map[string]string{
 	"internal/rootfs":      "",
 	"internal/home":        "",
 	"internal/modelserver": "",
-	"internal/bench":       "client daemon executor gateway internal/modelserver loop model proto registry sandbox spec system workspace",
+	"internal/bench":       "agentoci client daemon executor gateway internal/modelserver loop model proto registry sandbox spec system workspace",
 
 	"cmd/otters":         "client proto spec internal/home testdata/agents",
 	"cmd/ottersd":        "daemon internal/home gateway system registry sandbox",

@@ -47,6 +47,8 @@ const (
 	maxConfig = 16 << 20
 	// maxUsage is the bound of the language on a usage text.
 	maxUsage = spec.MaxContent
+	// maxBlob is what the embedded registry takes as one blob.
+	maxBlob = 16 << 30
 	// maxFile is one ADD file or one binary.
 	maxFile = 1 << 30
 	// maxUnpacked is all layers of a BIN image, decompressed; maxEntries their entries.

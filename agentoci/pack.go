@@ -235,9 +235,12 @@ func (b BinImage) annotations() map[string]string {
 	for k, v := range b.Labels {
 		out[k] = v
 	}
-	out[binPrefix+"name"] = b.Name
-	if b.Description != "" {
-		out[binPrefix+"description"] = b.Description
+	// Older tools know the other prefix alone.
+	for _, prefix := range []string{binPrefix, binPrefixOlder} {
+		out[prefix+"name"] = b.Name
+		if b.Description != "" {
+			out[prefix+"description"] = b.Description
+		}
 	}
 	return out
 }

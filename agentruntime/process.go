@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -83,7 +84,8 @@ func openProgram(root *os.Root, t workspace.Tool) (*program, error) {
 	description := t.Description
 	if t.Usage != "" {
 		usage, err := readDocument(root, t.Usage, maxUsage)
-		if err != nil {
+		// agent.yaml names the path for every tool; an image need not have a text.
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("usage: %w", err)
 		}
 		description = strings.TrimSpace(description + "\n\n" + usage)

@@ -49,7 +49,7 @@ func (c *Client) Build(ctx context.Context, opts BuildOptions) (*daemonv1.BuildR
 	if file == "" {
 		file = "Agentfile"
 	}
-	write := func(w io.Writer) error { return copyArchive(ctx, w, opts.Archive) }
+	write := func(w io.Writer) error { return copyArchive(ctx, w, opts.Archive, ErrArchive) }
 	if opts.Archive == nil {
 		if err := checkFile(opts.Source, file); err != nil {
 			return nil, err
@@ -90,15 +90,15 @@ func (c *Client) Build(ctx context.Context, opts BuildOptions) (*daemonv1.BuildR
 }
 
 // copyArchive tells an error of reading from one of sending, and what can't be an archive at once.
-func copyArchive(ctx context.Context, w io.Writer, r io.Reader) error {
+func copyArchive(ctx context.Context, w io.Writer, r io.Reader, wrong error) error {
 	in := bufio.NewReaderSize(r, chunk)
 	if first, _ := in.Peek(2); len(first) == 2 && first[0] == 0x1f && first[1] == 0x8b {
-		return fmt.Errorf("%w: the archive is compressed with gzip; decompress it first, as with gunzip", ErrArchive)
+		return fmt.Errorf("%w: the archive is compressed with gzip; decompress it first, as with gunzip", wrong)
 	}
 	read := &source{Reader: in}
 	_, err := io.Copy(w, readerWithContext{ctx, read})
 	if read.err != nil {
-		return fmt.Errorf("%w: %w", ErrArchive, read.err)
+		return fmt.Errorf("%w: %w", wrong, read.err)
 	}
 	return err
 }

@@ -20,6 +20,8 @@ var (
 	ErrNoDaemon = errors.New("no daemon is running")
 	// ErrArchive is wrapped by errors about the build folder; nothing was built.
 	ErrArchive = errors.New("build folder")
+	// ErrInput is wrapped by errors about a file or stream that was to be sent; nothing was stored.
+	ErrInput = errors.New("input")
 )
 
 const startHint = "start one with `otters daemon start`, or `ottersd` in the foreground"

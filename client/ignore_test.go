@@ -83,15 +83,15 @@ func TestIgnoreRefuses(t *testing.T) {
 func TestArchiveOfTheCaller(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	if err := copyArchive(t.Context(), &out, strings.NewReader("any bytes")); err != nil || out.String() != "any bytes" {
+	if err := copyArchive(t.Context(), &out, strings.NewReader("any bytes"), ErrArchive); err != nil || out.String() != "any bytes" {
 		t.Errorf("%q %v", out.String(), err)
 	}
-	if err := copyArchive(t.Context(), io.Discard, strings.NewReader("\x1f\x8b\x08")); !errors.Is(err, ErrArchive) || !strings.Contains(err.Error(), "gunzip") {
+	if err := copyArchive(t.Context(), io.Discard, strings.NewReader("\x1f\x8b\x08"), ErrArchive); !errors.Is(err, ErrArchive) || !strings.Contains(err.Error(), "gunzip") {
 		t.Error(err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := copyArchive(gone, io.Discard, strings.NewReader("x")); !errors.Is(err, context.Canceled) {
+	if err := copyArchive(gone, io.Discard, strings.NewReader("x"), ErrArchive); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }

@@ -51,6 +51,15 @@ var access = map[string]principal{
 	daemonv1.RegistryService_GC_FullMethodName:    operator,
 	daemonv1.RegistryService_Fsck_FullMethodName:  operator,
 	daemonv1.RegistryService_Login_FullMethodName: operator,
+
+	daemonv1.ImageService_InspectImage_FullMethodName: operator,
+	daemonv1.ImageService_TagImage_FullMethodName:     operator,
+	daemonv1.ImageService_RemoveImage_FullMethodName:  operator,
+	daemonv1.ImageService_SaveImage_FullMethodName:    operator,
+	daemonv1.ImageService_LoadImage_FullMethodName:    operator,
+	daemonv1.ImageService_PushImage_FullMethodName:    operator,
+	daemonv1.ImageService_PullImage_FullMethodName:    operator,
+	daemonv1.ImageService_BuildBin_FullMethodName:     operator,
 }
 
 // authorize decides whether p may call method.

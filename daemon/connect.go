@@ -21,18 +21,21 @@ const maxJSONDepth = 64
 
 // httpHandler serves the same implementation as gRPC-Web and JSON.
 func httpHandler(impl daemonv1.DaemonServiceServer) http.Handler {
-	opts := connect.WithHandlerOptions(
+	opts := []connect.HandlerOption{
 		connect.WithInterceptors(connectAccess{}),
 		connect.WithReadMaxBytes(maxRequestBytes),
 		connect.WithCodec(strictJSON{"json"}),
 		connect.WithCodec(strictJSON{"json; charset=utf-8"}),
 		// Nothing is compressed on a socket, and what is not unpacked can't be a bomb.
 		connect.WithCompression("gzip", nil, nil),
-	)
+	}
 	mux := http.NewServeMux()
-	mux.Handle(daemonv1connect.NewDaemonServiceHandler(connectServer{impl}, opts))
+	mux.Handle(daemonv1connect.NewDaemonServiceHandler(connectServer{impl}, opts...))
 	if r, ok := impl.(registryKeeper); ok {
-		mux.Handle(daemonv1connect.NewRegistryServiceHandler(r.registryAPI(), opts))
+		mux.Handle(daemonv1connect.NewRegistryServiceHandler(r.registryAPI(), opts...))
+	}
+	if own, ok := impl.(withImages); ok {
+		mux.Handle(imagesHandler(own.images(), opts...))
 	}
 	return noStore(mux)
 }

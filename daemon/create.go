@@ -119,7 +119,7 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 	return nil
 }
 
-// parseImage reads a reference into the embedded registry; without tag and digest it is :latest.
+// parseImage reads a reference; without tag and digest it is :latest.
 func parseImage(image string) (spec.Reference, error) {
 	if image == "" {
 		return spec.Reference{}, fail(codes.InvalidArgument, "", "no image is named: want name[:tag][@digest]")
@@ -128,7 +128,7 @@ func parseImage(image string) (spec.Reference, error) {
 	if err != nil {
 		return spec.Reference{}, &failure{code: codes.InvalidArgument, err: err}
 	}
-	return ref.WithDefaultTag("latest"), embeddedOnly(ref)
+	return ref.WithDefaultTag("latest"), nil
 }
 
 func checkCreate(req *daemonv1.CreateAgentRequest) error {
@@ -176,6 +176,9 @@ func checkRuntimePath(p string) error {
 }
 
 func (s *supervisor) loadImage(ctx context.Context, ref spec.Reference) (*agentoci.Image, error) {
+	if _, err := s.images.ensure(ctx, ref, nil); err != nil {
+		return nil, err
+	}
 	img, err := agentoci.Load(ctx, s.images.store, storeName(ref))
 	switch {
 	case errors.Is(err, errdef.ErrNotFound), errors.Is(err, executor.ErrRefNotFound):

@@ -204,6 +204,9 @@ func newGRPC(impl daemonv1.DaemonServiceServer, hosts []string) *grpc.Server {
 	if r, ok := impl.(registryKeeper); ok {
 		daemonv1.RegisterRegistryServiceServer(s, r.registryAPI())
 	}
+	if own, ok := impl.(withImages); ok {
+		daemonv1.RegisterImageServiceServer(s, own.images())
+	}
 	return s
 }
 

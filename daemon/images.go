@@ -41,13 +41,16 @@ func (s *service) Build(in buildStream) error {
 		return err
 	}
 	opts := first.GetOptions()
-	tags, err := buildTags(opts)
+	stored, tags, err := newNames("build", opts.GetTags())
 	if err != nil {
 		return err
 	}
-	folder, err := agentoci.ReadArchive(ctx, &archiveReader{in: in}, agentoci.ArchiveOptions{Dir: s.sup.home.path("builds")})
+	if n := len(opts.GetBuildArgs()); n > maxBuildArgs {
+		return fail(codes.InvalidArgument, "", "build: %d build arguments: at most %d can be given", n, maxBuildArgs)
+	}
+	folder, err := agentoci.ReadArchive(ctx, &archiveReader{next: buildParts(in)}, agentoci.ArchiveOptions{Dir: s.sup.home.path("builds")})
 	if err != nil {
-		return buildError(ctx, err)
+		return callerError(ctx, "build", err)
 	}
 	defer func() {
 		if err := folder.Close(); err != nil {
@@ -63,36 +66,39 @@ func (s *service) Build(in buildStream) error {
 		return err
 	}
 	res, err := agentoci.Build(ctx, s.sup.images.store, source, agentoci.BuildOptions{
-		Name: file, Args: opts.GetBuildArgs(), Folder: folder, Parent: s.sup.images.opener, Tags: tags,
+		Name: file, Args: opts.GetBuildArgs(), Folder: folder, Parent: s.sup.images.opener, Tags: stored,
 	})
 	if err != nil {
-		return buildError(ctx, err)
+		return callerError(ctx, "build", err)
 	}
 	return in.SendAndClose(&daemonv1.BuildResponse{Digest: res.Descriptor.Digest.String(), References: tags, Warnings: res.Warnings})
 }
 
-// buildTags reads the names for the image: in the embedded registry, each with a tag.
-func buildTags(opts *daemonv1.BuildOptions) ([]string, error) {
-	if n := len(opts.GetTags()); n == 0 || n > maxTags {
-		return nil, fail(codes.InvalidArgument, "name the image with -t NAME", "build: %d names for the image: want 1 to %d", n, maxTags)
+// newNames reads the names for an image that is made, each with a tag: as the store calls them, and
+// as people do.
+func newNames(what string, given []string) (stored, shown []string, err error) {
+	if n := len(given); n == 0 || n > maxTags {
+		return nil, nil, fail(codes.InvalidArgument, "name the image with -t NAME", "%s: %d names for the image: want 1 to %d", what, n, maxTags)
 	}
-	if n := len(opts.GetBuildArgs()); n > maxBuildArgs {
-		return nil, fail(codes.InvalidArgument, "", "build: %d build arguments: at most %d can be given", n, maxBuildArgs)
-	}
-	var tags []string
-	for _, t := range opts.GetTags() {
-		ref, err := spec.ParseReference(t)
-		switch {
-		case err != nil:
-			return nil, &failure{code: codes.InvalidArgument, err: fmt.Errorf("build: %w", err)}
-		case ref.Digest != "":
-			return nil, fail(codes.InvalidArgument, "", "build: %s: a name for an image has no digest", t)
-		case ref.Host() != "":
-			return nil, fail(codes.InvalidArgument, "name it without a host; it goes to the embedded registry", "build: %s: names another registry (%s)", t, ref.Host())
+	for _, t := range given {
+		ref, err := newName(what, t)
+		if err != nil {
+			return nil, nil, err
 		}
-		tags = append(tags, ref.WithDefaultTag("latest").String())
+		stored, shown = append(stored, storeName(ref)), append(shown, ref.String())
 	}
-	return tags, nil
+	return stored, shown, nil
+}
+
+func newName(what, given string) (spec.Reference, error) {
+	ref, err := spec.ParseReference(given)
+	switch {
+	case err != nil:
+		return ref, &failure{code: codes.InvalidArgument, err: fmt.Errorf("%s: %w", what, err)}
+	case ref.Digest != "":
+		return ref, fail(codes.InvalidArgument, "", "%s: %s: a name for an image has no digest", what, given)
+	}
+	return ref.WithDefaultTag("latest"), nil
 }
 
 func readAgentfile(folder fs.FS, name string) ([]byte, error) {
@@ -117,35 +123,30 @@ func readAgentfile(folder fs.FS, name string) ([]byte, error) {
 	return source, nil
 }
 
-// buildError is the client's fault unless the call ended or the stream broke.
-func buildError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	switch code := codeOf(err); code {
-	case codes.Internal, codes.Unknown:
-		return &failure{code: codes.InvalidArgument, err: fmt.Errorf("build: %w", err)}
-	default:
-		return &failure{code: code, err: fmt.Errorf("build: %w", err)}
-	}
-}
-
 // archiveReader reads the archive out of the messages.
 type archiveReader struct {
-	in   buildStream
+	next func() ([]byte, error)
 	rest []byte
 }
 
+func buildParts(in buildStream) func() ([]byte, error) {
+	return func() ([]byte, error) {
+		m, err := in.Recv()
+		if err == nil && m.GetOptions() != nil {
+			err = errOptionsTwice
+		}
+		return m.GetArchive(), err
+	}
+}
+
+var errOptionsTwice = fail(codes.InvalidArgument, "", "the options come once, in the first message")
+
 func (r *archiveReader) Read(p []byte) (int, error) {
 	for len(r.rest) == 0 {
-		m, err := r.in.Recv()
-		if err != nil {
+		var err error
+		if r.rest, err = r.next(); err != nil {
 			return 0, err
 		}
-		if m.GetOptions() != nil {
-			return 0, fail(codes.InvalidArgument, "", "the options come once, in the first message")
-		}
-		r.rest = m.GetArchive()
 	}
 	n := copy(p, r.rest)
 	r.rest = r.rest[n:]
@@ -161,23 +162,32 @@ func (s *service) ListImages(ctx context.Context, _ *daemonv1.ListImagesRequest)
 	}
 	out := &daemonv1.ListImagesResponse{}
 	for _, ref := range refs {
-		info, err := images.Inspect(ctx, ref)
+		img, err := s.image(ctx, ref)
 		if errors.Is(err, executor.ErrRefNotFound) {
 			continue // untagged since
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list images: %w", err)
 		}
-		kind, err := s.sup.images.kind(ctx, ref)
-		if err != nil {
-			return nil, fmt.Errorf("list images: %s: %w", ref, err)
-		}
-		out.Images = append(out.Images, &daemonv1.Image{
-			Reference: ref, Digest: info.Digest, MediaType: info.MediaType, Kind: kind,
-			Size: info.Size, CreatedAt: info.CreatedUnix, Description: info.Description,
-		})
+		out.Images = append(out.Images, img)
 	}
 	return out, nil
+}
+
+// image describes what the store calls ref.
+func (s *service) image(ctx context.Context, ref string) (*daemonv1.Image, error) {
+	info, err := s.sup.provider.Registry().Inspect(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	kind, err := s.sup.images.kind(ctx, ref)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	return &daemonv1.Image{
+		Reference: shownName(ref), Digest: info.Digest, MediaType: info.MediaType, Kind: kind,
+		Size: info.Size, CreatedAt: info.CreatedUnix, Description: info.Description,
+	}, nil
 }
 
 // kind tells what an image is from its manifest, or an index by its first one.

@@ -31,7 +31,7 @@ const (
 	runtimeImage = "otters/runtime"
 	toolImages   = "otters/tools/"
 	// packing changes when the same program would be stored as another image.
-	packing = "1"
+	packing = "2"
 	// maxListing bounds what otters-tools prints of itself.
 	maxListing = 1 << 20
 	// listingTimeout is how long it may take.

@@ -18,7 +18,6 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
 	"oras.land/oras-go/v2"
 	"oras.land/oras-go/v2/errdef"
 
@@ -38,6 +37,10 @@ type imageRegistry struct {
 
 	server *http.Server
 	served sync.WaitGroup
+
+	// transport leads to other registries.
+	transport *http.Transport
+	flights   flights
 }
 
 // openRegistry opens the store and starts serving. An explicit port that is taken is an error; the
@@ -60,7 +63,7 @@ func openRegistryFor(h *home, port int, anonymousPull bool, logger *slog.Logger)
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	r := &imageRegistry{store: store, addr: l.Addr().String(), token: token}
+	r := &imageRegistry{store: store, addr: l.Addr().String(), token: token, transport: newRemoteTransport()}
 	api := store.Handler(registry.HandlerOptions{TokenHash: gate.TokenHash(token), AnonymousPull: anonymousPull, Log: logger})
 	r.server = &http.Server{
 		Handler:           gate.HTTP(api, gate.HTTPOptions{Hosts: gate.LoopbackHosts(l.Addr())}),
@@ -102,26 +105,26 @@ func (r *imageRegistry) close(ctx context.Context) error {
 		err = r.server.Close()
 	}
 	r.served.Wait()
+	r.transport.CloseIdleConnections()
 	return errors.Join(err, r.store.Close())
 }
 
-// opener finds images for builds and agents: in the embedded registry, or through it in an upstream.
+// opener finds images for builds and agents: in the embedded registry, where what another registry
+// has is pulled first. One of an upstream is kept as config.yaml says.
 func (r *imageRegistry) opener(ctx context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {
-	if host := ref.Host(); host != "" {
-		u := r.upstreams[host]
-		if u == nil {
-			return nil, "", fail(codes.FailedPrecondition, "name it under upstreams in config.yaml, or push the image into the embedded registry",
-				"%s: %s is no upstream", ref, host)
-		}
+	if u := r.upstreams[ref.Host()]; u != nil {
 		return u.open(ctx, r.store, ref)
+	}
+	if _, err := r.ensure(ctx, ref, nil); err != nil {
+		return nil, "", err
 	}
 	return r.store, storeName(ref), nil
 }
 
 // target is what an agent's image is read from: its repository and no other.
 func (r *imageRegistry) target(ref spec.Reference) oras.ReadOnlyTarget {
-	repo, err := r.store.Repository(ref.Repository())
-	if err != nil || ref.Host() != "" {
+	repo, err := r.store.Repository(storedRepository(ref))
+	if err != nil {
 		return noTarget{fmt.Errorf("%w: %s", errdef.ErrNotFound, ref)}
 	}
 	return repo
@@ -148,11 +151,7 @@ func (r *imageRegistry) digest(ref string) string {
 		return parsed.Digest
 	}
 	name := storeName(parsed)
-	if host := parsed.Host(); host != "" {
-		u := r.upstreams[host]
-		if u == nil {
-			return ""
-		}
+	if u := r.upstreams[parsed.Host()]; u != nil {
 		repository, tag := u.cached(parsed)
 		name = repository + ":" + tag
 	}
@@ -161,22 +160,6 @@ func (r *imageRegistry) digest(ref string) string {
 		return ""
 	}
 	return desc.Digest.String()
-}
-
-// storeName is ref as the store calls it: repository:tag or repository@digest.
-func storeName(ref spec.Reference) string {
-	if ref.Digest != "" {
-		return ref.Name + "@" + ref.Digest
-	}
-	return ref.Name + ":" + ref.Identifier()
-}
-
-func embeddedOnly(ref spec.Reference) error {
-	if host := ref.Host(); host != "" {
-		return fail(codes.Unimplemented, "build or push it into the embedded registry, and name it without a host",
-			"%s: pulling from another registry (%s) is not built yet", ref, host)
-	}
-	return nil
 }
 
 // readOrMakeToken reads a token that lies in a file of its own, or makes both.

@@ -42,7 +42,7 @@ func TestCollectionKeepsTheImagesOfAgents(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, ref := range []string{"kept:1", "gone:1"} {
-		if err := d.images.store.Untag(t.Context(), ref); err != nil {
+		if err := d.Daemon.images.store.Untag(t.Context(), ref); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -54,7 +54,7 @@ func TestCollectionKeepsTheImagesOfAgents(t *testing.T) {
 	if removed != 1 {
 		t.Errorf("%d manifests were removed, want that of gone:1", removed)
 	}
-	if _, err := d.images.store.Resolve(t.Context(), "kept@"+a.GetDigest()); err != nil {
+	if _, err := d.Daemon.images.store.Resolve(t.Context(), "kept@"+a.GetDigest()); err != nil {
 		t.Errorf("the image of a stopped agent: %v", err)
 	}
 	if _, err := d.api.StartAgent(t.Context(), &daemonv1.StartAgentRequest{Agent: "a"}); err != nil {

@@ -270,7 +270,7 @@ func TestBuildFromAnUpstreamWorksOffline(t *testing.T) {
 	origin := boot(t, newHome(t))
 	origin.image("base:1", guide)
 	hash := sha256.Sum256([]byte("unused"))
-	server := httptest.NewServer(origin.images.store.Handler(registry.HandlerOptions{AnonymousPull: true, TokenHash: hash}))
+	server := httptest.NewServer(origin.Daemon.images.store.Handler(registry.HandlerOptions{AnonymousPull: true, TokenHash: hash}))
 	defer server.Close()
 	host := strings.TrimPrefix(server.URL, "http://")
 	home := newHome(t)

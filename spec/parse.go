@@ -191,6 +191,9 @@ var (
 // heredoc takes the body that the line announces. A body whose end is missing takes nothing, so
 // that the lines after it are still checked.
 func (p *parser) heredoc() {
+	if !strings.Contains(p.text, "<<") {
+		return
+	}
 	m := heredocEnd.FindStringSubmatchIndex(p.text)
 	if m == nil {
 		return

@@ -114,7 +114,11 @@ func (p *parser) quoted(at int) (text string, end int, ok bool) {
 	}
 	var b strings.Builder
 	from := at + 1
-	for _, m := range reference.FindAllStringIndex(line[from:end], -1) {
+	var uses [][]int
+	if strings.Contains(line[from:end], "${") {
+		uses = reference.FindAllStringIndex(line[from:end], -1)
+	}
+	for _, m := range uses {
 		value, known := p.args[line[at+1+m[0]+2:at+1+m[1]-1]]
 		if !known {
 			continue

@@ -11,6 +11,7 @@ import (
 
 	"github.com/otters-sh/otters/client"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+	"github.com/otters-sh/otters/spec"
 )
 
 func (a *app) runCommand() *cobra.Command {
@@ -48,6 +49,12 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 			return a.with(cmd.Context(), func(c *client.Client) error {
 				if isFolder(args[0]) {
 					if req.Image, err = a.buildToRun(cmd.Context(), c, args[0]); err != nil {
+						return err
+					}
+				}
+				// So that it is seen how a large image arrives; create would pull it too.
+				if ref, err := spec.ParseReference(req.Image); err == nil && ref.Host() != "" {
+					if err := a.transfer(c.Pull(cmd.Context(), req.Image, true), true); err != nil {
 						return err
 					}
 				}

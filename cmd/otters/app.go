@@ -60,7 +60,7 @@ Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted.`,
 	}
 	root.PersistentFlags().StringVar(&a.socket, "socket", "", "`path` of the daemon's socket (default: found from OTTERS_HOME and XDG_RUNTIME_DIR)")
 	root.AddCommand(
-		a.buildCommand(), a.imagesCommand(), a.imageCommand(),
+		a.buildCommand(), a.imagesCommand(), a.imageCommand(), a.binCommand(),
 		a.runCommand(), a.psCommand(), a.inspectCommand(), a.promptCommand(), a.logsCommand(),
 		a.startCommand(), a.stopCommand(), a.rmCommand(),
 		a.infoCommand(), a.versionCommand(), a.daemonCommand(), a.registryCommand(), a.demoCommand(),

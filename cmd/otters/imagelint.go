@@ -14,17 +14,6 @@ import (
 	"github.com/otters-sh/otters/spec"
 )
 
-func (a *app) imageCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "image",
-		Short: "Work with images and Agentfiles",
-		Args:  cobra.ArbitraryArgs,
-		RunE:  helpOrUnknown,
-	}
-	cmd.AddCommand(a.lintCommand(), a.fmtCommand())
-	return cmd
-}
-
 // agentfile is an Agentfile that a command of this program reads itself.
 type agentfile struct {
 	// name is what problems call it, dir its build folder: empty for one from standard input.
@@ -105,7 +94,7 @@ func (a *app) lint(file agentfile, values [][2]string, f format) error {
 	for _, kv := range values {
 		args[kv[0]] = kv[1]
 	}
-	problems := []spec.Problem{}
+	var problems []spec.Problem
 	omitted := 0
 	def, err := spec.Parse(file.name, file.text, spec.ParseOptions{Args: args})
 	var wrong *spec.SyntaxError

@@ -12,11 +12,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/otters-sh/otters/client"
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 	"github.com/otters-sh/otters/spec"
 )
 
@@ -191,27 +191,27 @@ func (a *app) imagesCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if f == formatJSON {
-					out := []imageJSON{}
-					for _, i := range images {
-						out = append(out, newImageJSON(i))
-					}
-					return printJSON(a.out, out)
-				}
-				var rows [][]string
-				for _, i := range images {
-					created := ""
-					if i.GetCreatedAt() != 0 {
-						created = age(time.Unix(i.GetCreatedAt(), 0), time.Now())
-					}
-					rows = append(rows, []string{i.GetReference(), i.GetKind(), short(i.GetDigest()), size(i.GetSize()), created})
-				}
-				return printTable(a.out, []string{"IMAGE", "KIND", "DIGEST", "SIZE", "AGE"}, rows)
+				return a.printImages(images, f)
 			})
 		},
 	}
 	addFormat(cmd, &f)
 	return cmd
+}
+
+func (a *app) printImages(images []*daemonv1.Image, f format) error {
+	if f == formatJSON {
+		out := []imageJSON{}
+		for _, i := range images {
+			out = append(out, newImageJSON(i))
+		}
+		return printJSON(a.out, out)
+	}
+	var rows [][]string
+	for _, i := range images {
+		rows = append(rows, []string{i.GetReference(), i.GetKind(), short(i.GetDigest()), size(i.GetSize()), created(i.GetCreatedAt())})
+	}
+	return printTable(a.out, []string{"IMAGE", "KIND", "DIGEST", "SIZE", "AGE"}, rows)
 }
 
 // short cuts a digest to what tells it from others at a glance.

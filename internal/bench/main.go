@@ -1,7 +1,7 @@
 // Command bench measures Otters beside floors of the same run. It builds what it measures itself,
 // with the flags of a release, into a temporary folder, and leaves nothing behind.
 //
-// Usage: go run ./internal/bench [--json] [-n RUNS] ready|prompt|turn|runtime|registry|all
+// Usage: go run ./internal/bench [--json] [-n RUNS] ready|prompt|build|turn|runtime|registry|all
 package main
 
 import (
@@ -22,7 +22,7 @@ type bench struct {
 	run  func(ctx context.Context, b *built, runs int) ([]row, error)
 }
 
-var benches = []bench{{"ready", benchReady}, {"prompt", benchPrompt}, {"turn", benchTurn}, {"runtime", benchRuntime}, {"registry", benchRegistry}}
+var benches = []bench{{"ready", benchReady}, {"prompt", benchPrompt}, {"build", benchBuild}, {"turn", benchTurn}, {"runtime", benchRuntime}, {"registry", benchRegistry}}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -41,7 +41,7 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	if flags.NArg() != 1 || *runs < 1 {
-		return errors.New("usage: bench [--json] [-n RUNS] ready|prompt|turn|runtime|registry|all")
+		return errors.New("usage: bench [--json] [-n RUNS] ready|prompt|build|turn|runtime|registry|all")
 	}
 	var chosen []bench
 	for _, b := range benches {
@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string) (err error) {
 		}
 	}
 	if len(chosen) == 0 {
-		return fmt.Errorf("no benchmark %q; there are ready, prompt, turn, runtime, registry and all", flags.Arg(0))
+		return fmt.Errorf("no benchmark %q; there are ready, prompt, build, turn, runtime, registry and all", flags.Arg(0))
 	}
 	built, err := build(ctx)
 	if err != nil {

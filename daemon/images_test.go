@@ -1,0 +1,640 @@
+package daemon
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	otherregistry "github.com/google/go-containerregistry/pkg/registry"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"oras.land/oras-go/v2"
+	"oras.land/oras-go/v2/content/oci"
+	"oras.land/oras-go/v2/registry/remote"
+
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+)
+
+// Invariant: what comes in from another registry or an archive has the digest it had there; an error
+// moves no name. The other registry is of another project.
+
+// elsewhere is that registry, with what was asked of it.
+type elsewhere struct {
+	host string
+	// user and password are asked for where user is set.
+	user, password string
+	// cut is how many times a blob's answer breaks off after its first half.
+	cut atomic.Int32
+	// wrong changes the bytes of every blob.
+	wrong atomic.Bool
+
+	mu    sync.Mutex
+	asked []string
+}
+
+func newElsewhere(t *testing.T) *elsewhere {
+	t.Helper()
+	e := &elsewhere{}
+	inner := otherregistry.New(otherregistry.Logger(log.New(io.Discard, "", 0)))
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e.mu.Lock()
+		e.asked = append(e.asked, r.Method+" "+r.URL.RequestURI())
+		user, password := e.user, e.password
+		e.mu.Unlock()
+		if u, p, _ := r.BasicAuth(); user != "" && (u != user || p != password) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="elsewhere"`)
+			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED"}]}`, http.StatusUnauthorized)
+			return
+		}
+		blob := r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:")
+		switch {
+		case r.Method == http.MethodHead && strings.HasPrefix(r.URL.Path, "/v2/b/") && strings.Contains(r.URL.Path, "/blobs/"):
+			// It keeps all blobs in one place, where a repository of most registries has its own.
+			w.WriteHeader(http.StatusNotFound)
+		case r.Method == http.MethodPost && r.URL.Query().Get("mount") != "":
+			w.Header().Set("Docker-Content-Digest", r.URL.Query().Get("mount"))
+			w.WriteHeader(http.StatusCreated)
+		case blob && e.wrong.Load():
+			rec := httptest.NewRecorder()
+			inner.ServeHTTP(rec, r)
+			body := bytes.ToUpper(rec.Body.Bytes())
+			for k, v := range rec.Header() {
+				w.Header()[k] = v
+			}
+			w.WriteHeader(rec.Code)
+			_, _ = w.Write(body)
+		case blob && r.Header.Get("Range") == "" && e.cut.Add(-1) >= 0:
+			rec := httptest.NewRecorder()
+			inner.ServeHTTP(rec, r)
+			for k, v := range rec.Header() {
+				w.Header()[k] = v
+			}
+			w.Header().Set("Accept-Ranges", "bytes")
+			w.WriteHeader(rec.Code)
+			_, _ = w.Write(rec.Body.Bytes()[:rec.Body.Len()/2])
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		default:
+			inner.ServeHTTP(w, r)
+		}
+	}))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	t.Cleanup(s.Close)
+	e.host = strings.TrimPrefix(s.URL, "http://")
+	return e
+}
+
+// count tells how many requests had a part in their method and address.
+func (e *elsewhere) count(part string) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(slices.DeleteFunc(slices.Clone(e.asked), func(s string) bool { return !strings.Contains(s, part) }))
+}
+
+func (d *testDaemon) images() daemonv1.ImageServiceClient {
+	return daemonv1.NewImageServiceClient(testConn(d.t, d.socket))
+}
+
+// moved is what came of a push or pull.
+type moved struct {
+	ref, digest string
+	states      map[string]int
+}
+
+func (d *testDaemon) moved(s grpc.ServerStreamingClient[daemonv1.TransferResponse], err error) (moved, error) {
+	d.t.Helper()
+	out := moved{states: map[string]int{}}
+	for err == nil {
+		var m *daemonv1.TransferResponse
+		if m, err = s.Recv(); err == nil {
+			if m.GetTransfer() != nil {
+				out.states[m.GetTransfer().GetState()]++
+			}
+			out.ref, out.digest = m.GetReference(), m.GetDigest()
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return out, err
+}
+
+func (d *testDaemon) push(image, to string) (moved, error) {
+	s, err := d.images().PushImage(d.t.Context(), &daemonv1.PushImageRequest{Image: image, Destination: to})
+	return d.moved(s, err)
+}
+
+func (d *testDaemon) pull(image string) (moved, error) {
+	s, err := d.images().PullImage(d.t.Context(), &daemonv1.PullImageRequest{Image: image})
+	return d.moved(s, err)
+}
+
+func (d *testDaemon) digest(image string) string {
+	d.t.Helper()
+	r, err := d.images().InspectImage(d.t.Context(), &daemonv1.InspectImageRequest{Image: image})
+	if status.Code(err) == codes.NotFound {
+		return ""
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return r.GetImage().GetDigest()
+}
+
+// large is an agent with a file that is no row of the database.
+func large(t *testing.T) map[string]string {
+	t.Helper()
+	b := make([]byte, 1<<20)
+	if _, err := rand.Read(b); err != nil {
+		t.Fatal(err)
+	}
+	return map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nNAME large\nADD b\n", "b": string(b)}
+}
+
+func TestPushAndPull(t *testing.T) {
+	t.Parallel()
+	d, e := boot(t, newHome(t)), newElsewhere(t)
+	d.image("guide", guide)
+	want := d.digest("guide")
+	name := e.host + "/team/guide:1"
+	out, err := d.push("guide", name)
+	if err != nil || out.digest != want || out.ref != name || out.states["done"] == 0 {
+		t.Fatalf("%+v %v; want %s", out, err, want)
+	}
+	if out, err = d.push("guide", name); err != nil || out.states["done"] != 0 || out.states["exists"] == 0 {
+		t.Errorf("a second push sent something: %+v %v", out, err)
+	}
+	other := boot(t, newHome(t))
+	if out, err = other.pull(name); err != nil || out.digest != want || out.ref != name {
+		t.Fatalf("%+v %v", out, err)
+	}
+	list, err := other.api.ListImages(t.Context(), &daemonv1.ListImagesRequest{})
+	if err != nil || !slices.ContainsFunc(list.GetImages(), func(i *daemonv1.Image) bool { return i.GetReference() == name && i.GetDigest() == want }) {
+		t.Errorf("not listed as it is named: %v %v", list, err)
+	}
+	// An image that is not here yet is pulled by create, and runs.
+	third := boot(t, newHome(t))
+	third.create(&daemonv1.CreateAgentRequest{Image: name, Name: "g"})
+	third.await("g", "ready")
+	if got := third.get("g").GetSummary(); got.GetDigest() != want || got.GetImage() != name {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestPullGoesOnAfterABrokenConnection(t *testing.T) {
+	t.Parallel()
+	d, e := boot(t, newHome(t)), newElsewhere(t)
+	d.image("large", large(t))
+	name := e.host + "/large:1"
+	if _, err := d.push("large", name); err != nil {
+		t.Fatal(err)
+	}
+	e.cut.Store(3)
+	other := boot(t, newHome(t))
+	if out, err := other.pull(name); err != nil || out.digest != d.digest("large") {
+		t.Fatalf("%+v %v", out, err)
+	}
+	if e.cut.Load() > 0 {
+		t.Error("nothing was cut; the test shows nothing")
+	}
+}
+
+func TestPullRefusesWhatIsNotWhatItSays(t *testing.T) {
+	t.Parallel()
+	d, e := boot(t, newHome(t)), newElsewhere(t)
+	d.image("large", large(t))
+	name := e.host + "/large:1"
+	if _, err := d.push("large", name); err != nil {
+		t.Fatal(err)
+	}
+	e.wrong.Store(true)
+	other := boot(t, newHome(t))
+	if _, err := other.pull(name); err == nil || other.digest(name) != "" {
+		t.Fatalf("blobs that are not what they say: %v", err)
+	}
+	e.wrong.Store(false)
+	if _, err := other.pull(name); err != nil || other.digest(name) != d.digest("large") {
+		t.Errorf("the allowed twin: %v", err)
+	}
+	for image, want := range map[string]codes.Code{
+		e.host + "/large:2":                   codes.NotFound,
+		e.host + "/none@" + d.digest("large"): codes.NotFound,
+		"127.0.0.1:1/x:1":                     codes.Unavailable,
+		"large":                               codes.InvalidArgument,
+		"[::1]:1/x":                           codes.Unavailable,
+	} {
+		if _, err := other.pull(image); status.Code(err) != want {
+			t.Errorf("%s: %v, want %v", image, err, want)
+		}
+	}
+}
+
+func TestPushMountsAcrossRepositories(t *testing.T) {
+	t.Parallel()
+	d, e := boot(t, newHome(t)), newElsewhere(t)
+	d.image("large", large(t))
+	if _, err := d.push("large", e.host+"/a/large:1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.pull(e.host + "/a/large:1"); err != nil {
+		t.Fatal(err)
+	}
+	out, err := d.push("large", e.host+"/b/large:1")
+	if err != nil || out.states["mounted"] == 0 || out.states["done"] != 1 || e.count("from=a") == 0 {
+		t.Errorf("%+v %v", out, err)
+	}
+}
+
+// Ten tools share a layer: it is fetched once.
+func TestTenToolsFetchTheirLayerOnce(t *testing.T) {
+	t.Parallel()
+	d, e := boot(t, newHome(t)), newElsewhere(t)
+	file := "FROM scratch\nMODEL offline/otter\nNAME tools\n"
+	list, err := d.api.ListImages(t.Context(), &daemonv1.ListImagesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tools := 0
+	for _, i := range list.GetImages() {
+		tool, ok := strings.CutPrefix(i.GetReference(), "otters/tools/")
+		if tool, _, _ = strings.Cut(tool, ":"); !ok || tools == 10 {
+			continue
+		}
+		tools++
+		if _, err := d.push(i.GetReference(), e.host+"/tools/"+tool+":1"); err != nil {
+			t.Fatal(err)
+		}
+		file += "BIN " + tool + " " + e.host + "/tools/" + tool + ":1\n"
+	}
+	r, err := d.images().InspectImage(t.Context(), &daemonv1.InspectImageRequest{Image: "otters/tools/cat"})
+	if err != nil || len(r.GetParts()) != 1 {
+		t.Fatal(r, err)
+	}
+	m, err := d.images().InspectImage(t.Context(), &daemonv1.InspectImageRequest{Image: "otters/tools/cat@" + r.GetParts()[0].GetDigest()})
+	if err != nil || len(m.GetParts()) < 2 {
+		t.Fatal(m, err)
+	}
+	// A home that has no tools of its own.
+	bare := t.TempDir()
+	if err := os.Chmod(bare, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{runtimeProgram, monitorProgram} {
+		if err := os.Symlink(filepath.Join(programsForTest(t), program), filepath.Join(bare, program)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := boot(t, newHome(t), func(c *Config) { c.Programs = bare })
+	other.image("tools", map[string]string{"Agentfile": file})
+	other.create(&daemonv1.CreateAgentRequest{Image: "tools", Name: "t"})
+	other.await("t", "ready")
+	layer := m.GetParts()[1].GetDigest()
+	n := 0
+	for _, p := range []string{"GET "} {
+		e.mu.Lock()
+		for _, a := range e.asked {
+			if strings.HasPrefix(a, p) && strings.HasSuffix(a, "/blobs/"+layer) {
+				n++
+			}
+		}
+		e.mu.Unlock()
+	}
+	if n != 1 || tools < 5 {
+		t.Errorf("the shared layer was asked for %d times for %d tools", n, tools)
+	}
+}
+
+func TestFromAParentElsewhereIsPinned(t *testing.T) {
+	t.Parallel()
+	d, e := boot(t, newHome(t)), newElsewhere(t)
+	d.image("base", map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nNAME base\n"})
+	base := e.host + "/base:1"
+	if _, err := d.push("base", base); err != nil {
+		t.Fatal(err)
+	}
+	other := boot(t, newHome(t))
+	other.image("child", map[string]string{"Agentfile": "FROM " + base + "\nNAME child\n"})
+	r, err := other.images().InspectImage(t.Context(), &daemonv1.InspectImageRequest{Image: "child"})
+	if err != nil || r.GetAnnotations()[ocispec.AnnotationBaseImageDigest] != d.digest("base") ||
+		len(r.GetParents()) != 1 || !r.GetParents()[0].GetPresent() || r.GetParents()[0].GetName() != base {
+		t.Errorf("%v %v", r, err)
+	}
+	if !strings.Contains(r.GetDefinition(), `"model":"offline/otter"`) || !strings.HasPrefix(r.GetSource(), "FROM "+base) {
+		t.Errorf("%v", r)
+	}
+}
+
+// save returns the archive of images.
+func (d *testDaemon) save(images ...string) ([]byte, error) {
+	d.t.Helper()
+	s, err := d.images().SaveImage(d.t.Context(), &daemonv1.SaveImageRequest{Images: images})
+	if err != nil {
+		return nil, err
+	}
+	var out []byte
+	for {
+		m, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m.GetArchive()...)
+	}
+}
+
+func (d *testDaemon) load(archive []byte, tags ...string) (*daemonv1.LoadImageResponse, error) {
+	d.t.Helper()
+	s, err := d.images().LoadImage(d.t.Context())
+	if err != nil {
+		return nil, err
+	}
+	err = s.Send(&daemonv1.LoadImageRequest{Part: &daemonv1.LoadImageRequest_Options{Options: &daemonv1.LoadImageOptions{Tags: tags}}})
+	for len(archive) > 0 && err == nil {
+		n := min(len(archive), 1<<20)
+		err = s.Send(&daemonv1.LoadImageRequest{Part: &daemonv1.LoadImageRequest_Archive{Archive: archive[:n]}})
+		archive = archive[n:]
+	}
+	return s.CloseAndRecv()
+}
+
+func TestSaveAndLoad(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t))
+	d.image("guide:1", guide)
+	archive, err := d.save("guide:1", "otters/tools/cat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := d.save("guide:1", "otters/tools/cat")
+	if err != nil || !bytes.Equal(archive, again) {
+		t.Errorf("another archive of the same images: %v", err)
+	}
+	other := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	r, err := other.load(archive)
+	if err != nil || len(r.GetImages()) != 2 {
+		t.Fatal(r, err)
+	}
+	for _, name := range []string{"guide:1", "otters/tools/cat"} {
+		if other.digest(name) != d.digest(name) {
+			t.Errorf("%s has another digest", name)
+		}
+	}
+	one, err := d.save("guide:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := other.load(one, "x", "y:2"); err != nil || len(r.GetImages()) != 2 || other.digest("y:2") != d.digest("guide:1") {
+		t.Error(r, err)
+	}
+	if _, err := other.load(archive, "x"); status.Code(err) != codes.InvalidArgument {
+		t.Error(err)
+	}
+}
+
+// emptyPrograms is a folder with the monitor alone.
+func emptyPrograms(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Symlink(filepath.Join(programsForTest(t), monitorProgram), filepath.Join(dir, monitorProgram)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// entries changes an archive.
+func entries(t *testing.T, archive []byte, change func(h *tar.Header, body []byte) []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w, r := tar.NewWriter(&out), tar.NewReader(bytes.NewReader(archive))
+	for {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body = change(h, body); body == nil {
+			continue
+		}
+		h.Size = int64(len(body))
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// P1, P2, P9 and a wrong blob: an archive that is not right stores nothing at all.
+func TestLoadRefusesAndChangesNothing(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t))
+	d.image("guide:1", guide)
+	archive, err := d.save("guide:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	first := true
+	for what, bad := range map[string][]byte{
+		"no archive": []byte("hello"), "nothing": nil, "cut": archive[:len(archive)/2],
+		"a blob with other bytes": entries(t, archive, func(h *tar.Header, b []byte) []byte {
+			if strings.HasPrefix(h.Name, "blobs/") && bytes.HasPrefix(b, []byte("# Rivers")) {
+				return bytes.ToUpper(b)
+			}
+			return b
+		}),
+		"a blob that is not there": entries(t, archive, func(h *tar.Header, b []byte) []byte {
+			if strings.HasPrefix(h.Name, "blobs/") && first {
+				first = false
+				return nil
+			}
+			return b
+		}),
+		"P1 a name that leaves": entries(t, archive, func(h *tar.Header, b []byte) []byte {
+			if h.Name == "oci-layout" {
+				h.Name = "../oci-layout"
+			}
+			return b
+		}),
+		"P9 an index over its bound": entries(t, archive, func(h *tar.Header, b []byte) []byte {
+			if h.Name == "index.json" {
+				return append(b, bytes.Repeat([]byte(" "), 5<<20)...)
+			}
+			return b
+		}),
+		"P2 a link in place of a blob": entries(t, archive, func(h *tar.Header, b []byte) []byte {
+			if h.Name == "index.json" {
+				h.Typeflag, h.Linkname = tar.TypeSymlink, "/etc/passwd"
+				return []byte{}
+			}
+			return b
+		}),
+	} {
+		if r, err := other.load(bad); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v %v", what, r, err)
+		}
+	}
+	list, err := other.api.ListImages(t.Context(), &daemonv1.ListImagesRequest{})
+	if err != nil || len(list.GetImages()) != 0 {
+		t.Errorf("%v %v", list, err)
+	}
+	if _, err := other.load(archive); err != nil || other.digest("guide:1") != d.digest("guide:1") {
+		t.Errorf("the allowed twin: %v", err)
+	}
+}
+
+// Copies by another program's library: out by the archive and by the registry, and in again.
+func TestOrasCopiesOutAndIn(t *testing.T) {
+	t.Parallel()
+	d, e := boot(t, newHome(t)), newElsewhere(t)
+	d.image("guide:1", guide)
+	archive, err := d.save("guide:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "guide.tar")
+	if err := os.WriteFile(file, archive, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	layout, err := oci.NewFromTar(t.Context(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := remote.NewRepository(e.host + "/copied")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo.PlainHTTP = true
+	desc, err := oras.Copy(t.Context(), layout, "guide:1", repo, "1", oras.DefaultCopyOptions)
+	if err != nil || desc.Digest.String() != d.digest("guide:1") {
+		t.Fatal(desc, err)
+	}
+	if out, err := d.pull(e.host + "/copied:1"); err != nil || out.digest != d.digest("guide:1") {
+		t.Error(out, err)
+	}
+}
+
+func TestTagAndRemove(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	d.image("a", map[string]string{"Agentfile": "FROM scratch\nNAME a\n"})
+	api := d.images()
+	r, err := api.TagImage(t.Context(), &daemonv1.TagImageRequest{Image: "a", Name: "localhost:5000/b"})
+	if err != nil || r.GetReference() != "localhost:5000/b:latest" || d.digest("localhost:5000/b") != d.digest("a") {
+		t.Fatal(r, err)
+	}
+	for _, c := range []struct {
+		name string
+		want codes.Code
+	}{{"none", codes.NotFound}, {"A", codes.InvalidArgument}, {"a@" + d.digest("a"), codes.InvalidArgument}} {
+		if _, err := api.RemoveImage(t.Context(), &daemonv1.RemoveImageRequest{Images: []string{"a", c.name}}); status.Code(err) != c.want {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if d.digest("a") == "" {
+			t.Fatalf("%s: a call that failed removed a name", c.name)
+		}
+	}
+	if _, err := api.RemoveImage(t.Context(), &daemonv1.RemoveImageRequest{Images: []string{"a"}}); err != nil || d.digest("a") != "" || d.digest("localhost:5000/b") == "" {
+		t.Errorf("%v", err)
+	}
+	if _, err := api.TagImage(t.Context(), &daemonv1.TagImageRequest{Image: "a", Name: "c"}); status.Code(err) != codes.NotFound {
+		t.Error(err)
+	}
+}
+
+// The credentials come from DOCKER_CONFIG. The variable is the process's, so this test runs alone.
+func TestCredentialsOfDockerConfig(t *testing.T) {
+	e := newElsewhere(t)
+	e.user, e.password = "otter", "secret-fish"
+	dir := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", dir)
+	d := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	d.image("a", map[string]string{"Agentfile": "FROM scratch\nNAME a\n"})
+	name := e.host + "/a:1"
+	_, err := d.push("a", name)
+	if status.Code(err) != codes.PermissionDenied {
+		t.Fatalf("without credentials: %v", err)
+	}
+	config := filepath.Join(dir, "config.json")
+	if err := os.WriteFile(config, []byte(`{"auths":{"`+e.host+`":{"auth":"b3R0ZXI6c2VjcmV0LWZpc2g="}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.push("a", name); err != nil {
+		t.Errorf("with a file: %v", err)
+	}
+	bin := t.TempDir()
+	helper := "#!/bin/sh\nread host\necho \"{\\\"ServerURL\\\":\\\"$host\\\",\\\"Username\\\":\\\"otter\\\",\\\"Secret\\\":\\\"secret-fish\\\"}\"\n"
+	if err := os.WriteFile(filepath.Join(bin, "docker-credential-otters"), []byte(helper), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	if err := os.WriteFile(config, []byte(`{"credHelpers":{"`+e.host+`":"otters"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.pull(name); err != nil {
+		t.Errorf("with a helper: %v", err)
+	}
+	if err := os.WriteFile(config, []byte(`{`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.pull(name); status.Code(err) != codes.FailedPrecondition || strings.Contains(err.Error(), "fish") {
+		t.Errorf("a file that is none: %v", err)
+	}
+}
+
+func TestStoredNames(t *testing.T) {
+	t.Parallel()
+	for shown, stored := range map[string]string{
+		"a:1": "a:1", "a/b:1": "a/b:1", "ghcr.io/a/b:1": "ghcr.io/a/b:1",
+		"localhost:5000/a:1": "localhost__5000/a:1", "a-b.c:1/d/e:1": "a-b.c__1/d/e:1",
+	} {
+		ref, err := parseImage(shown)
+		if err != nil || storeName(ref) != stored || shownName(stored) != shown {
+			t.Errorf("%s: %s %s %v", shown, storeName(ref), shownName(stored), err)
+		}
+	}
+	var f flights
+	leave, err := f.enter(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := f.enter(gone, "a"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	leave()
+	if leave, err = f.enter(t.Context(), "a"); err != nil {
+		t.Error(err)
+	} else {
+		leave()
+	}
+}
