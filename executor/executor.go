@@ -50,14 +50,19 @@ type Provider interface {
 
 // Agent is one instance of an image. Its methods may be called from several goroutines at once.
 type Agent interface {
+	// UUID is the id it was created with; it never changes.
 	UUID() uuid.UUID
 	// Runtime is the resolved definition; nil before Prepare succeeded. The caller must not
-	// change it.
+	// change it; it is the same value until the agent is prepared again.
 	Runtime() *Runtime
 	// Prepare materialises the workspace. It is idempotent, and concurrent callers see one result.
+	// A failure moves the agent to StatusFailed with its reason, and later callers see the same error
+	// until it is started again; the end of ctx leaves it as it was, and returns ctx's error.
 	Prepare(ctx context.Context) error
 	// Run prepares if needed, starts the runtime and blocks until it exits. Cancelling ctx stops
-	// the runtime. It returns nil for an exit that was asked for.
+	// the runtime. It returns nil for an exit that was asked for by Stop, nil or ctx's error for one
+	// by ctx, and an error that says why for any other; the status is set before it returns. It fails
+	// while a Run or Start is in progress, and after removal.
 	Run(ctx context.Context) error
 	// Start runs a stopped or failed agent again on its workspace and blocks as Run does. On an
 	// agent that never ran it behaves as Run. It fails while a Run or Start is in progress, and
@@ -66,14 +71,18 @@ type Agent interface {
 	// Stop ends the runtime and blocks until Run has returned, or until ctx is done, whose error
 	// it then returns. It is a no-op on an agent that is not running.
 	Stop(ctx context.Context) error
-	// Remove deletes the workspace. The agent must have been stopped.
+	// Remove deletes the workspace and whatever else the agent has, and moves it to StatusRemoved.
+	// A running agent is an error and stays as it is, a removed one is no error. Where it fails
+	// half-way the agent is failed, and Remove may be called again.
 	Remove(ctx context.Context) error
-	// Probe calls Ready once. It returns nil when the runtime answered true.
+	// Probe calls Ready once. It returns nil when the runtime answered true, and an error at once for
+	// an agent that does not run. It changes no status.
 	Probe(ctx context.Context) error
 	// Addr is the address the runtime answers on, empty where there is none yet.
 	Addr() string
-	// Exec runs a declared BIN with the agent's environment, less every token and key. Cancelling
-	// ctx kills everything the BIN started.
+	// Exec runs a declared BIN to its end with the agent's environment, less every token and key, in
+	// its working folder. Cancelling ctx kills everything the BIN started. The workspace must have
+	// been prepared; an undeclared BIN never runs. How much output is kept is the executor's to say.
 	Exec(ctx context.Context, bin string, args []string, stdin string) ExecResult
 	// StatusTracker is the agent's status, for the supervisor that owns ready, working and
 	// readiness_timeout.
@@ -83,6 +92,7 @@ type Agent interface {
 
 // StatusObserver tells an agent's status.
 type StatusObserver interface {
+	// Status is the status now.
 	Status() Status
 	// FailureReason is FailureNone in every status but StatusFailed.
 	FailureReason() FailureReason
@@ -94,11 +104,14 @@ type StatusObserver interface {
 }
 
 // Registry lists, inspects and moves the images an executor runs. References are repository:tag or
-// repository@digest. What is not there wraps ErrRefNotFound.
+// repository@digest. What is not there wraps ErrRefNotFound, what this registry can't do
+// ErrNotImplemented. Its methods may be called from several goroutines at once.
 type Registry interface {
 	// List returns every repository:tag, sorted.
 	List(ctx context.Context) ([]string, error)
+	// Resolve returns the descriptor of the manifest that ref names.
 	Resolve(ctx context.Context, ref string) (ocispec.Descriptor, error)
+	// Inspect describes the image by its manifest; it reads no layer.
 	Inspect(ctx context.Context, ref string) (ImageInfo, error)
 	// Fetch returns the content of desc; the reader verifies nothing, the caller closes it.
 	Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error)
@@ -106,14 +119,18 @@ type Registry interface {
 	Tag(ctx context.Context, src, dst string) error
 	// Remove takes the tag away; content that nothing else names is freed later.
 	Remove(ctx context.Context, ref string) error
+	// PullRemote copies remoteRef, which has a host, into this registry under its whole name.
 	PullRemote(ctx context.Context, remoteRef string) error
+	// PushRemote copies what localRef names to remoteRef, which has a host.
 	PushRemote(ctx context.Context, localRef, remoteRef string) error
-	// BuildTarget is where a build writes its blobs and tags.
+	// BuildTarget is where a build writes its blobs and tags; nil where there is none. The registry
+	// keeps it.
 	BuildTarget() oras.Target
 }
 
 // ImageInfo describes an image.
 type ImageInfo struct {
+	// Ref is the reference that was asked for, Digest and MediaType are the manifest's.
 	Ref       string
 	Digest    string
 	MediaType string
@@ -121,8 +138,10 @@ type ImageInfo struct {
 	Size int64
 	// CreatedUnix is when the manifest was first stored, in seconds; 0 where that is not known.
 	CreatedUnix int64
+	// Description and Source are the annotations org.opencontainers.image.description and .source.
 	Description string
 	Source      string
+	// Labels and Annotations may be one map, which the caller must not change.
 	Labels      map[string]string
 	Annotations map[string]string
 }
@@ -147,6 +166,7 @@ type Runtime struct {
 
 // ExecResult is what came of running a BIN.
 type ExecResult struct {
+	// Stdout and Stderr are what was kept of the output.
 	Stdout string
 	Stderr string
 	// ExitCode is the program's own; -1 where it never ran or a signal ended it.
@@ -160,29 +180,39 @@ type ExecResult struct {
 // PromptRequest is one prompt of a session. Outgoing gRPC metadata of the context is passed on to
 // the runtime.
 type PromptRequest struct {
-	SessionID   string
-	Prompt      string
-	Regenerate  bool
+	// SessionID names the conversation; the runtime begins one that it does not have.
+	SessionID string
+	Prompt    string
+	// Regenerate asks for another answer to the last prompt; the one there was stays as a branch.
+	Regenerate bool
+	// Attachments are for this turn.
 	Attachments []Attachment
 }
 
 // Attachment is a file given with a prompt.
 type Attachment struct {
-	Name      string
+	Name string
+	// MediaType is Data's, such as image/png.
 	MediaType string
 	Data      []byte
 }
 
 // PromptEvent is one event of a turn; see docs/runtime.md for the types.
 type PromptEvent struct {
-	Type       string
-	Step       int32
-	Tool       string
-	Content    string
-	ToolID     string
+	// Type is step.start, text.delta, reasoning.delta, tool.call, tool.result, approval.request,
+	// approval.result, step.finish, message.create, error or turn.finish. A reader ignores others.
+	Type string
+	// Step counts the turn's model calls, from 1.
+	Step int32
+	// Tool is the tool's name, and ToolID ties a result to its call.
+	Tool    string
+	Content string
+	ToolID  string
+	// DurationMs is how long the tool ran, in milliseconds.
 	DurationMs int64
 	// Usage is nil on events that carry none.
-	Usage  *Usage
+	Usage *Usage
+	// Reason is why the turn ended, on turn.finish.
 	Reason string
 }
 
@@ -197,7 +227,7 @@ type Usage struct {
 // ObjectPromptRequest asks for one JSON object.
 type ObjectPromptRequest struct {
 	Prompt string
-	// Schema is a JSON Schema.
+	// Schema is a JSON Schema, which the object fits; name and description are for the model.
 	Schema            []byte
 	SchemaName        string
 	SchemaDescription string
@@ -217,7 +247,9 @@ type SessionMessage struct {
 	Role    string
 	Content string
 	// CreatedAt is in unix seconds.
-	CreatedAt    int64
+	CreatedAt int64
+	// BranchesJSON is a JSON array of all answers there were, empty where there was one; ActiveBranch
+	// is the index of the one that counts.
 	BranchesJSON string
 	ActiveBranch int32
 }
@@ -228,7 +260,8 @@ type Note struct {
 	// Content is empty in lists.
 	Content string
 	// Preview is the first 80 runes.
-	Preview   string
+	Preview string
+	// InContext tells that the runtime shows it to the model.
 	InContext bool
 	// CreatedAt and UpdatedAt are in unix seconds.
 	CreatedAt int64
@@ -237,6 +270,7 @@ type Note struct {
 
 // SaveResult is what came of saving a note.
 type SaveResult struct {
-	Note      Note
+	Note Note
+	// Overwrote tells that there was one with that key.
 	Overwrote bool
 }

@@ -6,9 +6,12 @@ import (
 )
 
 // The interfaces below are optional: an Agent or Provider that has the function implements them,
-// and callers find out by assertion.
+// and callers find out by assertion. Their methods may be called from several goroutines at once, and
+// fail at once on an agent that does not run. A runtime that has no such call wraps
+// ErrNotImplemented.
 
-// Prompter runs one turn and writes the final answer to w.
+// Prompter runs one turn and writes the final answer, the text of its last step, to w. Cancelling ctx
+// ends the turn in the runtime too.
 type Prompter interface {
 	Prompt(ctx context.Context, req PromptRequest, w io.Writer) error
 }
@@ -42,11 +45,15 @@ type SessionDeleter interface {
 
 // NotesAPI reads and writes the runtime's notes. A key that is not there wraps ErrNoteNotFound.
 type NotesAPI interface {
+	// ListNotes lists the notes without their contents.
 	ListNotes(ctx context.Context, onlyInContext bool) ([]Note, error)
 	GetNote(ctx context.Context, key string) (Note, error)
+	// SaveNote writes a note. The limits, in bytes of a note and in notes, are the runtime's own
+	// where they are 0.
 	SaveNote(ctx context.Context, key, content string, maxBytes, maxCount int32) (SaveResult, error)
 	// DeleteNote tells whether there was a note.
 	DeleteNote(ctx context.Context, key string) (bool, error)
+	// SetNoteInContext pins a note into the model's context or takes it out.
 	SetNoteInContext(ctx context.Context, key string, inContext bool) (Note, error)
 }
 

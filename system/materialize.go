@@ -41,7 +41,8 @@ type MaterializeOptions struct {
 	// LocalRuntime tells that the runtime is this program of the host; provenance then names it
 	// in place of an image.
 	LocalRuntime string
-	Mounts       []executor.Mount
+	// Mounts are added to those of the overrides.
+	Mounts []executor.Mount
 	// HostFS is where the targets of mounts are looked for; nil does not look.
 	HostFS billy.Filesystem
 	// ToolBinaryPath returns where the tool's program is as the agent sees it. Nil is the view's

@@ -9,11 +9,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-git/go-billy/v5/memfs"
 	"github.com/go-git/go-billy/v5/util"
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 	"oras.land/oras-go/v2"
@@ -57,15 +59,19 @@ func (s *spawner) Command(name string, args ...string) system.Cmd {
 	return s.last
 }
 
+// Dial connects to whatever was started last, at each attempt anew.
 func (s *spawner) Dial(context.Context, string) (*grpc.ClientConn, error) {
-	s.mu.Lock()
-	ln := s.ln
-	s.mu.Unlock()
-	if ln == nil {
-		return nil, errors.New("nothing was started yet")
-	}
 	return grpc.NewClient("passthrough:///mem", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return ln.DialContext(ctx) }))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1.5, MaxDelay: 20 * time.Millisecond}, MinConnectTimeout: time.Minute}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			s.mu.Lock()
+			ln := s.ln
+			s.mu.Unlock()
+			if ln == nil {
+				return nil, errors.New("nothing was started yet")
+			}
+			return ln.DialContext(ctx)
+		}))
 }
 
 func (c *command) Start() error {

@@ -311,16 +311,16 @@ func (a *tinyAgent) serve(ctx context.Context) error {
 			cmd.Env = append(cmd.Env, "RUNTIME_"+strings.ToUpper(strings.ReplaceAll(c.Key, "-", "_"))+"="+*c.Value)
 		}
 	}
-	if err := a.handDown(ctx, cmd); err != nil {
-		a.tracker.SetFailure(executor.FailureInit)
-		return err
+	if err = a.handDown(ctx, cmd); err == nil {
+		err = cmd.Start()
 	}
-	err = cmd.Start()
 	for _, f := range cmd.ExtraFiles {
 		f.Close()
 	}
 	if err != nil {
-		a.tracker.SetFailure(executor.FailureInit)
+		if ctx.Err() == nil {
+			a.tracker.SetFailure(executor.FailureInit)
+		}
 		return err
 	}
 	err = cmd.Wait()
