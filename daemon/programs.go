@@ -16,6 +16,7 @@ import (
 	"time"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/otters-sh/otters/agentoci"
@@ -36,6 +37,8 @@ const (
 	maxListing = 1 << 20
 	// listingTimeout is how long it may take.
 	listingTimeout = 20 * time.Second
+	// packers is how many tools are stored at the same time.
+	packers = 8
 )
 
 // programs stores the programs beside the daemon as images of its registry.
@@ -145,7 +148,7 @@ func (p *programs) packTools(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	var tools []struct{ Name, Description string }
+	var tools []struct{ Name, Description, Usage string }
 	if err := json.Unmarshal(listing, &tools); err != nil {
 		return fmt.Errorf("list of tools: %w", err)
 	}
@@ -154,25 +157,30 @@ func (p *programs) packTools(ctx context.Context, path string) error {
 		if _, err := spec.ParseReference(toolImages + t.Name); err != nil {
 			return fmt.Errorf("list of tools: %w", err)
 		}
+		if t.Usage == "" {
+			return fmt.Errorf("list of tools: %s comes without a usage", t.Name)
+		}
 		names = append(names, t.Name)
 	}
 	layer, err := p.packLayer(ctx, path, toolsProgram, names)
 	if err != nil {
 		return err
 	}
+	// Beside each other, since storing an image is mostly waiting for the disk.
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(packers)
 	for _, t := range tools {
-		usage, err := output(ctx, path, "usage", t.Name)
-		if err != nil {
-			return err
-		}
-		if _, err := agentoci.PackBin(ctx, p.images.store, agentoci.BinImage{
-			Name: t.Name, Description: t.Description, Usage: string(usage),
-			Layers: []agentoci.Layer{layer}, Tags: []string{toolImages + t.Name + ":latest"},
-		}); err != nil {
-			return fmt.Errorf("tool %s: %w", t.Name, err)
-		}
+		group.Go(func() error {
+			if _, err := agentoci.PackBin(ctx, p.images.store, agentoci.BinImage{
+				Name: t.Name, Description: t.Description, Usage: t.Usage,
+				Layers: []agentoci.Layer{layer}, Tags: []string{toolImages + t.Name + ":latest"},
+			}); err != nil {
+				return fmt.Errorf("tool %s: %w", t.Name, err)
+			}
+			return nil
+		})
 	}
-	return nil
+	return group.Wait()
 }
 
 // output runs a program of ours with nothing of this process's environment.

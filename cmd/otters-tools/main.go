@@ -3,7 +3,7 @@
 // /usr/bin/cat, as at sandbox level strict, is cat whatever it is called by.
 //
 //	otters-tools NAME [ARGUMENT…]   run a tool
-//	otters-tools list [--json]      name and description of every tool
+//	otters-tools list [--json]      name and description of every tool, and in JSON its usage
 //	otters-tools usage NAME         how to use a tool, written for a model
 //
 // Every tool holds a bounded amount in memory and refuses an option that it does not know with exit
@@ -93,7 +93,7 @@ func unknown(name string, stderr io.Writer) int {
 	return exitUsage
 }
 
-// list prints one line per tool, or with --json an array of {"name", "description"}.
+// list prints one line per tool, or with --json an array of {"name", "description", "usage"}.
 func list(args []string, stdout, stderr io.Writer) int {
 	asJSON := len(args) == 1 && args[0] == "--json"
 	if len(args) > 0 && !asJSON {
@@ -105,10 +105,16 @@ func list(args []string, stdout, stderr io.Writer) int {
 		type entry struct {
 			Name        string `json:"name"`
 			Description string `json:"description"`
+			Usage       string `json:"usage"`
 		}
 		var entries []entry
 		for _, t := range tools() {
-			entries = append(entries, entry{t.name, t.description})
+			text, err := usages.ReadFile("usage/" + t.name + ".md")
+			if err != nil {
+				fmt.Fprintf(stderr, "%s: %s: %v\n", program, t.name, err)
+				return exitError
+			}
+			entries = append(entries, entry{t.name, t.description, string(text)})
 		}
 		enc := json.NewEncoder(out)
 		enc.SetIndent("", "  ")

@@ -17,7 +17,7 @@ import (
 
 func TestListAndUsageTellOfEveryTool(t *testing.T) {
 	t.Parallel()
-	var listed []struct{ Name, Description string }
+	var listed []struct{ Name, Description, Usage string }
 	got := start(t, "", "", built, "otters-tools", "list", "--json")
 	if err := json.Unmarshal([]byte(got.stdout), &listed); err != nil {
 		t.Fatal(err)
@@ -37,6 +37,9 @@ func TestListAndUsageTellOfEveryTool(t *testing.T) {
 		text := start(t, "", "", built, "otters-tools", "usage", tool.name)
 		if text.code != 0 || !strings.HasPrefix(text.stdout, "# "+tool.name+"\n") {
 			t.Errorf("usage of %s: %+v", tool.name, text)
+		}
+		if listed[i].Usage != text.stdout {
+			t.Errorf("%s: another usage in the list: %q", tool.name, listed[i].Usage)
 		}
 		checkUsage(t, tool, text.stdout)
 	}
