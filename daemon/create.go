@@ -27,6 +27,8 @@ import (
 const (
 	maxEnvs    = 1000
 	maxConfigs = 1000
+	// maxStopTimeout bounds how long a stop may take.
+	maxStopTimeout = time.Hour
 )
 
 // create records a new agent and starts it. Whatever is wrong with the request is told before
@@ -104,6 +106,9 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 	if p := req.GetRuntimePath(); p != "" {
 		opts = append(opts, system.WithAgentLocalRuntime(p))
 	}
+	if req.StopTimeoutMs != nil {
+		opts = append(opts, system.WithStopGrace(time.Duration(req.GetStopTimeoutMs())*time.Millisecond))
+	}
 	unit, err := s.provider.CreateWithOptions(ctx, a.id, ref, opts, over...)
 	if err != nil {
 		// The error names an id that nobody will ever see again.
@@ -147,6 +152,9 @@ func checkCreate(req *daemonv1.CreateAgentRequest) error {
 	}
 	if n := len(req.GetConfigs()); n > maxConfigs {
 		return fail(codes.InvalidArgument, "", "%d settings: at most %d can be given", n, maxConfigs)
+	}
+	if ms := req.GetStopTimeoutMs(); ms < 0 || ms > maxStopTimeout.Milliseconds() {
+		return fail(codes.InvalidArgument, "", "stop timeout of %d ms: not from 0 to %s", ms, maxStopTimeout)
 	}
 	if p := req.GetRuntimePath(); p != "" {
 		return checkRuntimePath(p)

@@ -321,11 +321,18 @@ func (s *supervised) stop(ctx context.Context) error {
 	return s.halt(ctx)
 }
 
-// halt ends the run, and a restart that is due, without a word of what the operator wants.
+// halt ends the run, a restart that is due, and what the operator runs in the agent, without a word
+// of what the operator wants.
 func (s *supervised) halt(ctx context.Context) error {
 	if s.unit == nil {
 		return nil
 	}
+	return s.haltBy(ctx, s.unit.Stop)
+}
+
+// haltBy is halt with a way to end the runtime.
+func (s *supervised) haltBy(ctx context.Context, end func(context.Context) error) error {
+	defer s.endExecs()
 	s.mu.Lock()
 	r := s.run
 	if r != nil {
@@ -341,7 +348,7 @@ func (s *supervised) halt(ctx context.Context) error {
 	}
 	// A start that has not reached the executor yet ends by its context, any other by Stop.
 	r.cancel()
-	if err := s.unit.Stop(ctx); err != nil {
+	if err := end(ctx); err != nil {
 		return fmt.Errorf("stop agent %s: %w", s.name, err)
 	}
 	select {

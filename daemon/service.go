@@ -212,10 +212,11 @@ func (a *supervised) describe(ctx context.Context) *daemonv1.Agent {
 		Summary: a.summary(),
 		Root:    a.sup.home.path("agents", a.id.String(), "root"),
 		Pid:     int32(p.PID), MonitorPid: int32(p.MonitorPID), Uid: int64(p.UID),
-		Confinement: confinement(p.Confinement),
-		LastExit:    lastExit(p.LastExit),
-		LogFile:     a.sup.logPath(a.id),
-		Restart:     a.policy.String(), LastFailure: a.restartsNow().last,
+		Confinement:   confinement(p.Confinement),
+		LastExit:      lastExit(p.LastExit),
+		LogFile:       a.sup.logPath(a.id),
+		StopTimeoutMs: a.stopTimeout().Milliseconds(),
+		Restart:       a.policy.String(), LastFailure: a.restartsNow().last,
 	}
 	if a.unit == nil {
 		return out

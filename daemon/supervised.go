@@ -54,13 +54,15 @@ type supervised struct {
 	restarts restarts
 	retry    *retry
 	watchers map[chan struct{}]struct{}
+	// execs are the BINs that run for the operator.
+	execs map[*execution]struct{}
 }
 
 func newSupervised(sup *supervisor, r record) *supervised {
 	s := &supervised{
 		sup: sup, id: r.id, name: r.name, image: r.image, digest: r.digest, model: r.model,
 		created: r.created, started: r.started, told: r.state, policy: r.policy, restarts: r.state.restarts,
-		dirty: make(chan struct{}, 1), watchers: make(map[chan struct{}]struct{}),
+		dirty: make(chan struct{}, 1), watchers: make(map[chan struct{}]struct{}), execs: make(map[*execution]struct{}),
 	}
 	s.door = &door{agent: s}
 	return s

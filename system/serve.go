@@ -32,6 +32,8 @@ type process interface {
 	// Done is closed after the exit, and Exit is then set.
 	Done() <-chan struct{}
 	Exit() sandbox.Exit
+	// Signal sends a signal to the program alone.
+	Signal(ctx context.Context, sig os.Signal) error
 	// Stop ends it and everything it started.
 	Stop(ctx context.Context, grace time.Duration) error
 	// Close lets go of it; one that can't live on its own is stopped.
@@ -115,8 +117,14 @@ func (a *Agent) watch(outer, ctx context.Context, r *activeRun) error {
 		return ErrDetached
 	case <-ctx.Done():
 		// The stop must come to its end whatever becomes of the caller.
-		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*stopGrace)
-		err := r.proc.Stop(stopCtx, stopGrace)
+		grace := a.grace
+		a.mu.Lock()
+		if r.kill {
+			grace = 0
+		}
+		a.mu.Unlock()
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+stopGrace)
+		err := r.proc.Stop(stopCtx, grace)
 		cancel()
 		if err != nil {
 			a.closeGateway()

@@ -49,6 +49,7 @@ func describe(a *daemonv1.Agent) []pair {
 		{"restart", a.GetRestart()},
 		{"restarts", restarts(s)},
 		{"last failure", a.GetLastFailure()},
+		{"stop timeout", (time.Duration(a.GetStopTimeoutMs()) * time.Millisecond).String()},
 		{"image", s.GetImage()},
 		{"digest", s.GetDigest()},
 		{"model", s.GetModel()},

@@ -96,6 +96,7 @@ type agentJSON struct {
 	LogFile           string    `json:"log_file"`
 	Restart           string    `json:"restart"`
 	LastFailure       string    `json:"last_failure"`
+	StopTimeoutMs     int64     `json:"stop_timeout_ms"`
 }
 
 func newAgentJSON(a *daemonv1.Agent) agentJSON {
@@ -106,7 +107,7 @@ func newAgentJSON(a *daemonv1.Agent) agentJSON {
 		RuntimeRef:  a.GetRuntimeRef(), RuntimeDigest: a.GetRuntimeDigest(),
 		Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
 		ServeTokenChecked: a.GetServeTokenChecked(), LogFile: a.GetLogFile(),
-		Restart: a.GetRestart(), LastFailure: a.GetLastFailure(),
+		Restart: a.GetRestart(), LastFailure: a.GetLastFailure(), StopTimeoutMs: a.GetStopTimeoutMs(),
 	}
 	if out.Configs == nil {
 		out.Configs = map[string]string{}

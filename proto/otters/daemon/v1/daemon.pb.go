@@ -922,7 +922,10 @@ type CreateAgentRequest struct {
 	Configs map[string]string `protobuf:"bytes,6,rep,name=configs,proto3" json:"configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Restart policy: no, on-failure[:N], always or unless-stopped; empty is no. docs/supervision.md
 	// has the rules.
-	Restart       string `protobuf:"bytes,20,opt,name=restart,proto3" json:"restart,omitempty"`
+	Restart string `protobuf:"bytes,20,opt,name=restart,proto3" json:"restart,omitempty"`
+	// How long it has to exit after SIGTERM before everything it started is killed, in milliseconds, at
+	// most an hour; not set is ten seconds.
+	StopTimeoutMs *int64 `protobuf:"varint,21,opt,name=stop_timeout_ms,json=stopTimeoutMs,proto3,oneof" json:"stop_timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1004,6 +1007,13 @@ func (x *CreateAgentRequest) GetRestart() string {
 		return x.Restart
 	}
 	return ""
+}
+
+func (x *CreateAgentRequest) GetStopTimeoutMs() int64 {
+	if x != nil && x.StopTimeoutMs != nil {
+		return *x.StopTimeoutMs
+	}
+	return 0
 }
 
 type CreateAgentResponse struct {
@@ -1384,7 +1394,9 @@ type Agent struct {
 	// Restart policy.
 	Restart string `protobuf:"bytes,20,opt,name=restart,proto3" json:"restart,omitempty"`
 	// Why it last failed, "reason: message"; it stays when the agent runs again.
-	LastFailure   string `protobuf:"bytes,21,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	LastFailure string `protobuf:"bytes,21,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	// How long it has to exit after SIGTERM, in milliseconds.
+	StopTimeoutMs int64 `protobuf:"varint,22,opt,name=stop_timeout_ms,json=stopTimeoutMs,proto3" json:"stop_timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1536,6 +1548,13 @@ func (x *Agent) GetLastFailure() string {
 		return x.LastFailure
 	}
 	return ""
+}
+
+func (x *Agent) GetStopTimeoutMs() int64 {
+	if x != nil {
+		return x.StopTimeoutMs
+	}
+	return 0
 }
 
 type Tool struct {
@@ -1942,6 +1961,480 @@ func (x *StopAgentResponse) GetAgent() *AgentSummary {
 	return nil
 }
 
+type RestartAgentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartAgentRequest) Reset() {
+	*x = RestartAgentRequest{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartAgentRequest) ProtoMessage() {}
+
+func (x *RestartAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartAgentRequest.ProtoReflect.Descriptor instead.
+func (*RestartAgentRequest) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RestartAgentRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+type RestartAgentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         *AgentSummary          `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartAgentResponse) Reset() {
+	*x = RestartAgentResponse{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartAgentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartAgentResponse) ProtoMessage() {}
+
+func (x *RestartAgentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartAgentResponse.ProtoReflect.Descriptor instead.
+func (*RestartAgentResponse) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RestartAgentResponse) GetAgent() *AgentSummary {
+	if x != nil {
+		return x.Agent
+	}
+	return nil
+}
+
+type KillAgentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Name or number, such as SIGHUP, HUP or 1; empty is SIGKILL. SIGKILL goes to everything the agent
+	// ever started, and the agent is then stopped; any other goes to the runtime alone, and an exit that
+	// comes of it is one that nobody asked for.
+	Signal        string `protobuf:"bytes,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillAgentRequest) Reset() {
+	*x = KillAgentRequest{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillAgentRequest) ProtoMessage() {}
+
+func (x *KillAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillAgentRequest.ProtoReflect.Descriptor instead.
+func (*KillAgentRequest) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *KillAgentRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *KillAgentRequest) GetSignal() string {
+	if x != nil {
+		return x.Signal
+	}
+	return ""
+}
+
+type KillAgentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         *AgentSummary          `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillAgentResponse) Reset() {
+	*x = KillAgentResponse{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillAgentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillAgentResponse) ProtoMessage() {}
+
+func (x *KillAgentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillAgentResponse.ProtoReflect.Descriptor instead.
+func (*KillAgentResponse) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *KillAgentResponse) GetAgent() *AgentSummary {
+	if x != nil {
+		return x.Agent
+	}
+	return nil
+}
+
+type ExecRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Part:
+	//
+	//	*ExecRequest_Start
+	//	*ExecRequest_Stdin
+	Part          isExecRequest_Part `protobuf_oneof:"part"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecRequest) Reset() {
+	*x = ExecRequest{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecRequest) ProtoMessage() {}
+
+func (x *ExecRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
+func (*ExecRequest) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ExecRequest) GetPart() isExecRequest_Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetStart() *ExecStart {
+	if x != nil {
+		if x, ok := x.Part.(*ExecRequest_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetStdin() []byte {
+	if x != nil {
+		if x, ok := x.Part.(*ExecRequest_Stdin); ok {
+			return x.Stdin
+		}
+	}
+	return nil
+}
+
+type isExecRequest_Part interface {
+	isExecRequest_Part()
+}
+
+type ExecRequest_Start struct {
+	Start *ExecStart `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
+}
+
+type ExecRequest_Stdin struct {
+	// The next bytes of standard input.
+	Stdin []byte `protobuf:"bytes,2,opt,name=stdin,proto3,oneof"`
+}
+
+func (*ExecRequest_Start) isExecRequest_Part() {}
+
+func (*ExecRequest_Stdin) isExecRequest_Part() {}
+
+type ExecStart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Name of a BIN of the agent's.
+	Bin           string   `protobuf:"bytes,2,opt,name=bin,proto3" json:"bin,omitempty"`
+	Args          []string `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecStart) Reset() {
+	*x = ExecStart{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecStart) ProtoMessage() {}
+
+func (x *ExecStart) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
+func (*ExecStart) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ExecStart) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *ExecStart) GetBin() string {
+	if x != nil {
+		return x.Bin
+	}
+	return ""
+}
+
+func (x *ExecStart) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+type ExecResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Part:
+	//
+	//	*ExecResponse_Stdout
+	//	*ExecResponse_Stderr
+	//	*ExecResponse_Exit
+	Part          isExecResponse_Part `protobuf_oneof:"part"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecResponse) Reset() {
+	*x = ExecResponse{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecResponse) ProtoMessage() {}
+
+func (x *ExecResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
+func (*ExecResponse) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ExecResponse) GetPart() isExecResponse_Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetStdout() []byte {
+	if x != nil {
+		if x, ok := x.Part.(*ExecResponse_Stdout); ok {
+			return x.Stdout
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetStderr() []byte {
+	if x != nil {
+		if x, ok := x.Part.(*ExecResponse_Stderr); ok {
+			return x.Stderr
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetExit() *ExecExit {
+	if x != nil {
+		if x, ok := x.Part.(*ExecResponse_Exit); ok {
+			return x.Exit
+		}
+	}
+	return nil
+}
+
+type isExecResponse_Part interface {
+	isExecResponse_Part()
+}
+
+type ExecResponse_Stdout struct {
+	Stdout []byte `protobuf:"bytes,1,opt,name=stdout,proto3,oneof"`
+}
+
+type ExecResponse_Stderr struct {
+	Stderr []byte `protobuf:"bytes,2,opt,name=stderr,proto3,oneof"`
+}
+
+type ExecResponse_Exit struct {
+	Exit *ExecExit `protobuf:"bytes,3,opt,name=exit,proto3,oneof"`
+}
+
+func (*ExecResponse_Stdout) isExecResponse_Part() {}
+
+func (*ExecResponse_Stderr) isExecResponse_Part() {}
+
+func (*ExecResponse_Exit) isExecResponse_Part() {}
+
+type ExecExit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exit code; -1 where a signal ended the BIN.
+	Code          int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecExit) Reset() {
+	*x = ExecExit{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecExit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecExit) ProtoMessage() {}
+
+func (x *ExecExit) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
+func (*ExecExit) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ExecExit) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
 type RemoveAgentRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -1953,7 +2446,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1965,7 +2458,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1978,7 +2471,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{30}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemoveAgentRequest) GetAgent() string {
@@ -2005,7 +2498,7 @@ type RemoveAgentResponse struct {
 
 func (x *RemoveAgentResponse) Reset() {
 	*x = RemoveAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2510,7 @@ func (x *RemoveAgentResponse) String() string {
 func (*RemoveAgentResponse) ProtoMessage() {}
 
 func (x *RemoveAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2523,7 @@ func (x *RemoveAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentResponse.ProtoReflect.Descriptor instead.
 func (*RemoveAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{31}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RemoveAgentResponse) GetId() string {
@@ -2059,7 +2552,7 @@ type PromptRequest struct {
 
 func (x *PromptRequest) Reset() {
 	*x = PromptRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2564,7 @@ func (x *PromptRequest) String() string {
 func (*PromptRequest) ProtoMessage() {}
 
 func (x *PromptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2577,7 @@ func (x *PromptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptRequest.ProtoReflect.Descriptor instead.
 func (*PromptRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{32}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PromptRequest) GetAgent() string {
@@ -2129,7 +2622,7 @@ type PromptResponse struct {
 
 func (x *PromptResponse) Reset() {
 	*x = PromptResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2634,7 @@ func (x *PromptResponse) String() string {
 func (*PromptResponse) ProtoMessage() {}
 
 func (x *PromptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2647,7 @@ func (x *PromptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptResponse.ProtoReflect.Descriptor instead.
 func (*PromptResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{33}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PromptResponse) GetRunId() string {
@@ -2239,7 +2732,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2744,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2757,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{34}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Usage) GetInputTokens() int64 {
@@ -2304,7 +2797,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2809,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2822,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{35}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *LogsRequest) GetAgent() string {
@@ -2352,7 +2845,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2857,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2870,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{36}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LogsResponse) GetAtMs() int64 {
@@ -2472,7 +2965,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\vdescription\x18\a \x01(\tR\vdescription\"0\n" +
 	"\x06EnvVar\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xc8\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\x89\x03\n" +
 	"\x12CreateAgentRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2480,10 +2973,12 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\fruntime_path\x18\x04 \x01(\tR\vruntimePath\x12,\n" +
 	"\x04envs\x18\x05 \x03(\v2\x18.otters.daemon.v1.EnvVarR\x04envs\x12K\n" +
 	"\aconfigs\x18\x06 \x03(\v21.otters.daemon.v1.CreateAgentRequest.ConfigsEntryR\aconfigs\x12\x18\n" +
-	"\arestart\x18\x14 \x01(\tR\arestart\x1a:\n" +
+	"\arestart\x18\x14 \x01(\tR\arestart\x12+\n" +
+	"\x0fstop_timeout_ms\x18\x15 \x01(\x03H\x00R\rstopTimeoutMs\x88\x01\x01\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x12\n" +
+	"\x10_stop_timeout_ms\"K\n" +
 	"\x13CreateAgentResponse\x124\n" +
 	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"\xc9\x02\n" +
 	"\fAgentSummary\x12\x0e\n" +
@@ -2506,7 +3001,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x0fGetAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"A\n" +
 	"\x10GetAgentResponse\x12-\n" +
-	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xbc\x05\n" +
+	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xe4\x05\n" +
 	"\x05Agent\x128\n" +
 	"\asummary\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\asummary\x12\x12\n" +
 	"\x04root\x18\x02 \x01(\tR\x04root\x12\x18\n" +
@@ -2527,7 +3022,8 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x13serve_token_checked\x18\x0e \x01(\bR\x11serveTokenChecked\x12\x19\n" +
 	"\blog_file\x18\x0f \x01(\tR\alogFile\x12\x18\n" +
 	"\arestart\x18\x14 \x01(\tR\arestart\x12!\n" +
-	"\flast_failure\x18\x15 \x01(\tR\vlastFailure\x1a:\n" +
+	"\flast_failure\x18\x15 \x01(\tR\vlastFailure\x12&\n" +
+	"\x0fstop_timeout_ms\x18\x16 \x01(\x03R\rstopTimeoutMs\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"f\n" +
@@ -2552,7 +3048,31 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x10StopAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"I\n" +
 	"\x11StopAgentResponse\x124\n" +
+	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"+\n" +
+	"\x13RestartAgentRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\"L\n" +
+	"\x14RestartAgentResponse\x124\n" +
 	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"@\n" +
+	"\x10KillAgentRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06signal\x18\x02 \x01(\tR\x06signal\"I\n" +
+	"\x11KillAgentResponse\x124\n" +
+	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"b\n" +
+	"\vExecRequest\x123\n" +
+	"\x05start\x18\x01 \x01(\v2\x1b.otters.daemon.v1.ExecStartH\x00R\x05start\x12\x16\n" +
+	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdinB\x06\n" +
+	"\x04part\"G\n" +
+	"\tExecStart\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x10\n" +
+	"\x03bin\x18\x02 \x01(\tR\x03bin\x12\x12\n" +
+	"\x04args\x18\x03 \x03(\tR\x04args\"|\n" +
+	"\fExecResponse\x12\x18\n" +
+	"\x06stdout\x18\x01 \x01(\fH\x00R\x06stdout\x12\x18\n" +
+	"\x06stderr\x18\x02 \x01(\fH\x00R\x06stderr\x120\n" +
+	"\x04exit\x18\x03 \x01(\v2\x1a.otters.daemon.v1.ExecExitH\x00R\x04exitB\x06\n" +
+	"\x04part\"\x1e\n" +
+	"\bExecExit\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\"@\n" +
 	"\x12RemoveAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"9\n" +
@@ -2588,7 +3108,8 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\fLogsResponse\x12\x13\n" +
 	"\x05at_ms\x18\x01 \x01(\x03R\x04atMs\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x12\n" +
-	"\x04line\x18\x03 \x01(\tR\x04line2\xd4\b\n" +
+	"\x04line\x18\x03 \x01(\tR\x04line2\xd4\n" +
+	"\n" +
 	"\rDaemonService\x12E\n" +
 	"\x04Info\x12\x1d.otters.daemon.v1.InfoRequest\x1a\x1e.otters.daemon.v1.InfoResponse\x12Q\n" +
 	"\bShutdown\x12!.otters.daemon.v1.ShutdownRequest\x1a\".otters.daemon.v1.ShutdownResponse\x12J\n" +
@@ -2604,7 +3125,10 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\n" +
 	"StartAgent\x12#.otters.daemon.v1.StartAgentRequest\x1a$.otters.daemon.v1.StartAgentResponse\x12T\n" +
 	"\tStopAgent\x12\".otters.daemon.v1.StopAgentRequest\x1a#.otters.daemon.v1.StopAgentResponse\x12Z\n" +
-	"\vRemoveAgent\x12$.otters.daemon.v1.RemoveAgentRequest\x1a%.otters.daemon.v1.RemoveAgentResponse\x12M\n" +
+	"\vRemoveAgent\x12$.otters.daemon.v1.RemoveAgentRequest\x1a%.otters.daemon.v1.RemoveAgentResponse\x12]\n" +
+	"\fRestartAgent\x12%.otters.daemon.v1.RestartAgentRequest\x1a&.otters.daemon.v1.RestartAgentResponse\x12T\n" +
+	"\tKillAgent\x12\".otters.daemon.v1.KillAgentRequest\x1a#.otters.daemon.v1.KillAgentResponse\x12I\n" +
+	"\x04Exec\x12\x1d.otters.daemon.v1.ExecRequest\x1a\x1e.otters.daemon.v1.ExecResponse(\x010\x01\x12M\n" +
 	"\x06Prompt\x12\x1f.otters.daemon.v1.PromptRequest\x1a .otters.daemon.v1.PromptResponse0\x01\x12G\n" +
 	"\x04Logs\x12\x1d.otters.daemon.v1.LogsRequest\x1a\x1e.otters.daemon.v1.LogsResponse0\x01B=Z;github.com/otters-sh/otters/proto/otters/daemon/v1;daemonv1b\x06proto3"
 
@@ -2620,100 +3144,118 @@ func file_otters_daemon_v1_daemon_proto_rawDescGZIP() []byte {
 	return file_otters_daemon_v1_daemon_proto_rawDescData
 }
 
-var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_otters_daemon_v1_daemon_proto_goTypes = []any{
-	(*AmbiguousName)(nil),       // 0: otters.daemon.v1.AmbiguousName
-	(*Hint)(nil),                // 1: otters.daemon.v1.Hint
-	(*InfoRequest)(nil),         // 2: otters.daemon.v1.InfoRequest
-	(*InfoResponse)(nil),        // 3: otters.daemon.v1.InfoResponse
-	(*Confinement)(nil),         // 4: otters.daemon.v1.Confinement
-	(*ShutdownRequest)(nil),     // 5: otters.daemon.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),    // 6: otters.daemon.v1.ShutdownResponse
-	(*BuildRequest)(nil),        // 7: otters.daemon.v1.BuildRequest
-	(*BuildOptions)(nil),        // 8: otters.daemon.v1.BuildOptions
-	(*BuildResponse)(nil),       // 9: otters.daemon.v1.BuildResponse
-	(*ListImagesRequest)(nil),   // 10: otters.daemon.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),  // 11: otters.daemon.v1.ListImagesResponse
-	(*Image)(nil),               // 12: otters.daemon.v1.Image
-	(*EnvVar)(nil),              // 13: otters.daemon.v1.EnvVar
-	(*CreateAgentRequest)(nil),  // 14: otters.daemon.v1.CreateAgentRequest
-	(*CreateAgentResponse)(nil), // 15: otters.daemon.v1.CreateAgentResponse
-	(*AgentSummary)(nil),        // 16: otters.daemon.v1.AgentSummary
-	(*ListAgentsRequest)(nil),   // 17: otters.daemon.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),  // 18: otters.daemon.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),     // 19: otters.daemon.v1.GetAgentRequest
-	(*GetAgentResponse)(nil),    // 20: otters.daemon.v1.GetAgentResponse
-	(*Agent)(nil),               // 21: otters.daemon.v1.Agent
-	(*Tool)(nil),                // 22: otters.daemon.v1.Tool
-	(*LastExit)(nil),            // 23: otters.daemon.v1.LastExit
-	(*WatchAgentRequest)(nil),   // 24: otters.daemon.v1.WatchAgentRequest
-	(*WatchAgentResponse)(nil),  // 25: otters.daemon.v1.WatchAgentResponse
-	(*StartAgentRequest)(nil),   // 26: otters.daemon.v1.StartAgentRequest
-	(*StartAgentResponse)(nil),  // 27: otters.daemon.v1.StartAgentResponse
-	(*StopAgentRequest)(nil),    // 28: otters.daemon.v1.StopAgentRequest
-	(*StopAgentResponse)(nil),   // 29: otters.daemon.v1.StopAgentResponse
-	(*RemoveAgentRequest)(nil),  // 30: otters.daemon.v1.RemoveAgentRequest
-	(*RemoveAgentResponse)(nil), // 31: otters.daemon.v1.RemoveAgentResponse
-	(*PromptRequest)(nil),       // 32: otters.daemon.v1.PromptRequest
-	(*PromptResponse)(nil),      // 33: otters.daemon.v1.PromptResponse
-	(*Usage)(nil),               // 34: otters.daemon.v1.Usage
-	(*LogsRequest)(nil),         // 35: otters.daemon.v1.LogsRequest
-	(*LogsResponse)(nil),        // 36: otters.daemon.v1.LogsResponse
-	nil,                         // 37: otters.daemon.v1.BuildOptions.BuildArgsEntry
-	nil,                         // 38: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
-	nil,                         // 39: otters.daemon.v1.Agent.ConfigsEntry
+	(*AmbiguousName)(nil),        // 0: otters.daemon.v1.AmbiguousName
+	(*Hint)(nil),                 // 1: otters.daemon.v1.Hint
+	(*InfoRequest)(nil),          // 2: otters.daemon.v1.InfoRequest
+	(*InfoResponse)(nil),         // 3: otters.daemon.v1.InfoResponse
+	(*Confinement)(nil),          // 4: otters.daemon.v1.Confinement
+	(*ShutdownRequest)(nil),      // 5: otters.daemon.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),     // 6: otters.daemon.v1.ShutdownResponse
+	(*BuildRequest)(nil),         // 7: otters.daemon.v1.BuildRequest
+	(*BuildOptions)(nil),         // 8: otters.daemon.v1.BuildOptions
+	(*BuildResponse)(nil),        // 9: otters.daemon.v1.BuildResponse
+	(*ListImagesRequest)(nil),    // 10: otters.daemon.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),   // 11: otters.daemon.v1.ListImagesResponse
+	(*Image)(nil),                // 12: otters.daemon.v1.Image
+	(*EnvVar)(nil),               // 13: otters.daemon.v1.EnvVar
+	(*CreateAgentRequest)(nil),   // 14: otters.daemon.v1.CreateAgentRequest
+	(*CreateAgentResponse)(nil),  // 15: otters.daemon.v1.CreateAgentResponse
+	(*AgentSummary)(nil),         // 16: otters.daemon.v1.AgentSummary
+	(*ListAgentsRequest)(nil),    // 17: otters.daemon.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),   // 18: otters.daemon.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),      // 19: otters.daemon.v1.GetAgentRequest
+	(*GetAgentResponse)(nil),     // 20: otters.daemon.v1.GetAgentResponse
+	(*Agent)(nil),                // 21: otters.daemon.v1.Agent
+	(*Tool)(nil),                 // 22: otters.daemon.v1.Tool
+	(*LastExit)(nil),             // 23: otters.daemon.v1.LastExit
+	(*WatchAgentRequest)(nil),    // 24: otters.daemon.v1.WatchAgentRequest
+	(*WatchAgentResponse)(nil),   // 25: otters.daemon.v1.WatchAgentResponse
+	(*StartAgentRequest)(nil),    // 26: otters.daemon.v1.StartAgentRequest
+	(*StartAgentResponse)(nil),   // 27: otters.daemon.v1.StartAgentResponse
+	(*StopAgentRequest)(nil),     // 28: otters.daemon.v1.StopAgentRequest
+	(*StopAgentResponse)(nil),    // 29: otters.daemon.v1.StopAgentResponse
+	(*RestartAgentRequest)(nil),  // 30: otters.daemon.v1.RestartAgentRequest
+	(*RestartAgentResponse)(nil), // 31: otters.daemon.v1.RestartAgentResponse
+	(*KillAgentRequest)(nil),     // 32: otters.daemon.v1.KillAgentRequest
+	(*KillAgentResponse)(nil),    // 33: otters.daemon.v1.KillAgentResponse
+	(*ExecRequest)(nil),          // 34: otters.daemon.v1.ExecRequest
+	(*ExecStart)(nil),            // 35: otters.daemon.v1.ExecStart
+	(*ExecResponse)(nil),         // 36: otters.daemon.v1.ExecResponse
+	(*ExecExit)(nil),             // 37: otters.daemon.v1.ExecExit
+	(*RemoveAgentRequest)(nil),   // 38: otters.daemon.v1.RemoveAgentRequest
+	(*RemoveAgentResponse)(nil),  // 39: otters.daemon.v1.RemoveAgentResponse
+	(*PromptRequest)(nil),        // 40: otters.daemon.v1.PromptRequest
+	(*PromptResponse)(nil),       // 41: otters.daemon.v1.PromptResponse
+	(*Usage)(nil),                // 42: otters.daemon.v1.Usage
+	(*LogsRequest)(nil),          // 43: otters.daemon.v1.LogsRequest
+	(*LogsResponse)(nil),         // 44: otters.daemon.v1.LogsResponse
+	nil,                          // 45: otters.daemon.v1.BuildOptions.BuildArgsEntry
+	nil,                          // 46: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	nil,                          // 47: otters.daemon.v1.Agent.ConfigsEntry
 }
 var file_otters_daemon_v1_daemon_proto_depIdxs = []int32{
 	16, // 0: otters.daemon.v1.AmbiguousName.candidates:type_name -> otters.daemon.v1.AgentSummary
 	4,  // 1: otters.daemon.v1.InfoResponse.confinement:type_name -> otters.daemon.v1.Confinement
 	8,  // 2: otters.daemon.v1.BuildRequest.options:type_name -> otters.daemon.v1.BuildOptions
-	37, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
+	45, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
 	12, // 4: otters.daemon.v1.ListImagesResponse.images:type_name -> otters.daemon.v1.Image
 	13, // 5: otters.daemon.v1.CreateAgentRequest.envs:type_name -> otters.daemon.v1.EnvVar
-	38, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	46, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
 	16, // 7: otters.daemon.v1.CreateAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
 	16, // 8: otters.daemon.v1.ListAgentsResponse.agents:type_name -> otters.daemon.v1.AgentSummary
 	21, // 9: otters.daemon.v1.GetAgentResponse.agent:type_name -> otters.daemon.v1.Agent
 	16, // 10: otters.daemon.v1.Agent.summary:type_name -> otters.daemon.v1.AgentSummary
 	4,  // 11: otters.daemon.v1.Agent.confinement:type_name -> otters.daemon.v1.Confinement
 	22, // 12: otters.daemon.v1.Agent.tools:type_name -> otters.daemon.v1.Tool
-	39, // 13: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
+	47, // 13: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
 	23, // 14: otters.daemon.v1.Agent.last_exit:type_name -> otters.daemon.v1.LastExit
 	16, // 15: otters.daemon.v1.WatchAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
 	16, // 16: otters.daemon.v1.StartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
 	16, // 17: otters.daemon.v1.StopAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	34, // 18: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
-	2,  // 19: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
-	5,  // 20: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
-	7,  // 21: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
-	10, // 22: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
-	14, // 23: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
-	17, // 24: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
-	19, // 25: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
-	24, // 26: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
-	26, // 27: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
-	28, // 28: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
-	30, // 29: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
-	32, // 30: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
-	35, // 31: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
-	3,  // 32: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
-	6,  // 33: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
-	9,  // 34: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
-	11, // 35: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
-	15, // 36: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
-	18, // 37: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
-	20, // 38: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
-	25, // 39: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
-	27, // 40: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
-	29, // 41: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
-	31, // 42: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
-	33, // 43: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
-	36, // 44: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
-	32, // [32:45] is the sub-list for method output_type
-	19, // [19:32] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	16, // 18: otters.daemon.v1.RestartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	16, // 19: otters.daemon.v1.KillAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	35, // 20: otters.daemon.v1.ExecRequest.start:type_name -> otters.daemon.v1.ExecStart
+	37, // 21: otters.daemon.v1.ExecResponse.exit:type_name -> otters.daemon.v1.ExecExit
+	42, // 22: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
+	2,  // 23: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
+	5,  // 24: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
+	7,  // 25: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
+	10, // 26: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
+	14, // 27: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
+	17, // 28: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
+	19, // 29: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
+	24, // 30: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
+	26, // 31: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
+	28, // 32: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
+	38, // 33: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
+	30, // 34: otters.daemon.v1.DaemonService.RestartAgent:input_type -> otters.daemon.v1.RestartAgentRequest
+	32, // 35: otters.daemon.v1.DaemonService.KillAgent:input_type -> otters.daemon.v1.KillAgentRequest
+	34, // 36: otters.daemon.v1.DaemonService.Exec:input_type -> otters.daemon.v1.ExecRequest
+	40, // 37: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
+	43, // 38: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
+	3,  // 39: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
+	6,  // 40: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
+	9,  // 41: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
+	11, // 42: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
+	15, // 43: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
+	18, // 44: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
+	20, // 45: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
+	25, // 46: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
+	27, // 47: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
+	29, // 48: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
+	39, // 49: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
+	31, // 50: otters.daemon.v1.DaemonService.RestartAgent:output_type -> otters.daemon.v1.RestartAgentResponse
+	33, // 51: otters.daemon.v1.DaemonService.KillAgent:output_type -> otters.daemon.v1.KillAgentResponse
+	36, // 52: otters.daemon.v1.DaemonService.Exec:output_type -> otters.daemon.v1.ExecResponse
+	41, // 53: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
+	44, // 54: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
+	39, // [39:55] is the sub-list for method output_type
+	23, // [23:39] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_otters_daemon_v1_daemon_proto_init() }
@@ -2725,13 +3267,23 @@ func file_otters_daemon_v1_daemon_proto_init() {
 		(*BuildRequest_Options)(nil),
 		(*BuildRequest_Archive)(nil),
 	}
+	file_otters_daemon_v1_daemon_proto_msgTypes[14].OneofWrappers = []any{}
+	file_otters_daemon_v1_daemon_proto_msgTypes[34].OneofWrappers = []any{
+		(*ExecRequest_Start)(nil),
+		(*ExecRequest_Stdin)(nil),
+	}
+	file_otters_daemon_v1_daemon_proto_msgTypes[36].OneofWrappers = []any{
+		(*ExecResponse_Stdout)(nil),
+		(*ExecResponse_Stderr)(nil),
+		(*ExecResponse_Exit)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_otters_daemon_v1_daemon_proto_rawDesc), len(file_otters_daemon_v1_daemon_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
