@@ -122,9 +122,10 @@ func (c *Client) Prompt(ctx context.Context, req *daemonv1.PromptRequest) iter.S
 	})
 }
 
-// Logs yields the lines that the agent's runtime wrote, oldest first.
-func (c *Client) Logs(ctx context.Context, agent string) iter.Seq2[*daemonv1.LogsResponse, error] {
+// Logs yields the lines that the agent's runtime wrote, oldest first; with Follow it goes on until the
+// agent is removed or the loop ends.
+func (c *Client) Logs(ctx context.Context, req *daemonv1.LogsRequest) iter.Seq2[*daemonv1.LogsResponse, error] {
 	return receive(ctx, c, func(ctx context.Context) (grpc.ServerStreamingClient[daemonv1.LogsResponse], error) {
-		return c.api.Logs(ctx, &daemonv1.LogsRequest{Agent: agent})
+		return c.api.Logs(ctx, req)
 	})
 }

@@ -268,9 +268,7 @@ func (a *supervised) erase(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("remove agent %s: %w", a.name, err), s.db.forceState(ctx, a.id, before, started))
 	}
 	s.gateway.Revoke(a.id)
-	if err := os.Remove(s.logPath(a.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.logger.Warn("log not removed", "agent", a.id, "error", err)
-	}
+	a.removeLogs()
 	if err := s.db.deleteAgent(ctx, a.id); err != nil {
 		return fmt.Errorf("remove agent %s: %w", a.name, err)
 	}
@@ -279,6 +277,17 @@ func (a *supervised) erase(ctx context.Context) error {
 	a.mu.Unlock()
 	s.forget(a)
 	return nil
+}
+
+func (a *supervised) removeLogs() {
+	a.logMu.Lock()
+	defer a.logMu.Unlock()
+	for _, path := range logNames(a.sup.logPath(a.id), maxLogFiles) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			a.sup.logger.Warn("log not removed", "agent", a.id, "error", err)
+		}
+	}
+	a.sup.logs.forget(a.id)
 }
 
 func (a *supervised) eraseFiles(ctx context.Context) error {

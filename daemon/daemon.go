@@ -163,7 +163,12 @@ func (d *Daemon) supervise(ctx context.Context, cfg Config, set settings, provid
 	if err := provider.Warm(); err != nil {
 		return fmt.Errorf("%w; put %s beside ottersd", err, monitorProgram)
 	}
-	return d.sup.load(ctx)
+	d.sup.logs = newLogWatch(d.sup)
+	if err := d.sup.load(ctx); err != nil {
+		return err
+	}
+	d.sup.logs.start()
+	return nil
 }
 
 // listen opens the socket and makes the two servers behind it.

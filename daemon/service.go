@@ -180,7 +180,14 @@ func (s *service) Logs(req *daemonv1.LogsRequest, out logStream) error {
 	if err != nil {
 		return err
 	}
-	err = readLog(out.Context(), s.sup.logPath(a.id), out.Send)
+	q := logQuery{follow: req.GetFollow(), sinceMs: req.GetSinceMs(), tail: -1}
+	if req.Tail != nil {
+		q.tail = int(req.GetTail())
+	}
+	if q.sinceMs < 0 || req.Tail != nil && q.tail < 0 {
+		return fail(codes.InvalidArgument, "", "logs of agent %s: a time or a number of lines is negative", a.name)
+	}
+	err = a.readLogs(out.Context(), s.ending, q, out.Send)
 	if errors.Is(err, io.EOF) {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -56,6 +57,12 @@ type supervised struct {
 	watchers map[chan struct{}]struct{}
 	// execs are the BINs that run for the operator.
 	execs map[*execution]struct{}
+
+	// logMu is held for writing by a rotation of the log, which rotations counts, and for reading by
+	// whoever opens its files.
+	logMu     sync.RWMutex
+	rotations int
+	rotating  atomic.Bool
 }
 
 func newSupervised(sup *supervisor, r record) *supervised {

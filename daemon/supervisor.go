@@ -32,6 +32,7 @@ type supervisor struct {
 	settings settings
 	backoff  backoff
 	logger   *slog.Logger
+	logs     *logWatch
 
 	// closing is closed when the daemon lets go of its agents.
 	closing chan struct{}
@@ -58,6 +59,13 @@ func (s *supervisor) list() []*supervised {
 		return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.id.String(), b.id.String()))
 	})
 	return out
+}
+
+// byID is nil for an agent that is not here.
+func (s *supervisor) byID(id uuid.UUID) *supervised {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.agents[id]
 }
 
 func (s *supervisor) add(a *supervised) {

@@ -218,8 +218,11 @@ func (f *fake) Logs(r *daemonv1.LogsRequest, s grpc.ServerStreamingServer[daemon
 	if _, err := f.find(r.GetAgent()); err != nil {
 		return err
 	}
-	for _, line := range f.logs {
-		if err := s.Send(&daemonv1.LogsResponse{Stream: "stderr", Line: line}); err != nil {
+	if err := f.note(r); err != nil {
+		return err
+	}
+	for i, line := range f.logs {
+		if err := s.Send(&daemonv1.LogsResponse{Stream: "stderr", Line: line, AtMs: int64(i) * 1_700_000_000_123}); err != nil {
 			return err
 		}
 	}
