@@ -33,6 +33,8 @@ type settings struct {
 	// many files of it there are at most, the one in use among them.
 	logMaxSize int64
 	logFiles   int
+	// maxStarts is how many agents start at the same time.
+	maxStarts int
 }
 
 // size reads values such as "10MiB" or "4096".
@@ -66,7 +68,7 @@ func (d *duration) UnmarshalYAML(n *yaml.Node) error {
 // readSettings reads path strictly: an unknown key, a key given twice or a value out of range is an
 // error that names the line or the key.
 func readSettings(path string) (settings, error) {
-	s := settings{readyTimeout: 30 * time.Second, logMaxSize: 10 << 20, logFiles: 3}
+	s := settings{readyTimeout: 30 * time.Second, logMaxSize: 10 << 20, logFiles: 3, maxStarts: 32}
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
@@ -94,6 +96,7 @@ func (s *settings) parse(b []byte) error {
 		RegistryPort *int      `yaml:"registry-port"`
 		LogMaxSize   *size     `yaml:"log-max-size"`
 		LogFiles     *int      `yaml:"log-files"`
+		MaxStarts    *int      `yaml:"max-starts"`
 		Upstreams    []struct {
 			Registry  string `yaml:"registry"`
 			Policy    string `yaml:"policy"`
@@ -135,6 +138,12 @@ func (s *settings) parse(b []byte) error {
 	}
 	if v := file.LogFiles; v != nil {
 		s.logFiles = *v
+	}
+	if v := file.MaxStarts; v != nil {
+		s.maxStarts = *v
+	}
+	if s.maxStarts < 1 || s.maxStarts > 10_000 {
+		return fmt.Errorf("max-starts: %d is not from 1 to 10000", s.maxStarts)
 	}
 	if s.logMaxSize < 64<<10 || s.logMaxSize > 1<<40 {
 		return fmt.Errorf("log-max-size: %d bytes are not from 64KiB to 1024GiB", s.logMaxSize)

@@ -34,6 +34,8 @@ func TestConfigIsReadStrictly(t *testing.T) {
 		{name: "size of too much", text: "log-max-size: 9999999999GiB\n", want: "is not a size"},
 		{name: "log too small", text: "log-max-size: 1KiB\n", want: "log-max-size: 1024 bytes are not from 64KiB"},
 		{name: "one log file", text: "log-files: 1\n", want: "log-files: 1 is not from 2 to 100"},
+		{name: "starts", text: "max-starts: 1\n", ready: 30 * time.Second},
+		{name: "no starts", text: "max-starts: 0\n", want: "max-starts: 0 is not from 1 to 10000"},
 		{name: "two documents", text: "ready-timeout: 2s\n---\nready-timeout: 3s\n", want: "more than one document"},
 		{name: "a list", text: "- a\n", want: "line 1"},
 		{name: "too large", text: strings.Repeat("#\n", maxConfigBytes), want: "larger than"},

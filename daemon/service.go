@@ -201,7 +201,7 @@ func (a *supervised) summary() *daemonv1.AgentSummary {
 		Id: a.id.String(), Name: a.name, Image: a.image, Digest: a.digest, Model: a.model,
 		Status: st.status.String(), Reason: string(st.reason), Message: st.message,
 		CreatedAtMs: milliseconds(a.created), StartedAtMs: milliseconds(started),
-		Attempts: int32(again.attempts), NextTryAtMs: again.nextMs,
+		Attempts: int32(again.attempts), NextTryAtMs: again.nextMs, QueuePlace: int32(a.place()),
 	}
 }
 

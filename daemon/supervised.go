@@ -89,6 +89,16 @@ func (s *supervised) running() bool {
 	return s.run != nil && !s.run.ended
 }
 
+// place is the agent's place among the starts that wait, 1 for the next; 0 where it waits for none.
+func (s *supervised) place() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.run == nil || s.run.turn == nil || s.run.ended {
+		return 0
+	}
+	return s.run.turn.place()
+}
+
 // watch returns a channel that gets a value after changes, and a function that ends that.
 func (s *supervised) watch() (<-chan struct{}, func()) {
 	ch := make(chan struct{}, 1)
@@ -119,7 +129,7 @@ func (s *supervised) publish() {
 			now.message = s.cause(r)
 		}
 	}
-	if r := s.run; status == executor.StatusStarting && r != nil && !r.dated {
+	if r := s.run; status == executor.StatusStarting && r != nil && r.begun && !r.dated {
 		r.dated = true
 		s.started = time.Now()
 	}

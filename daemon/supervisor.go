@@ -34,6 +34,11 @@ type supervisor struct {
 	logger   *slog.Logger
 	logs     *logWatch
 
+	starts *startQueue
+
+	// over is done when closing is closed.
+	over  context.Context
+	letGo context.CancelFunc
 	// closing is closed when the daemon lets go of its agents.
 	closing chan struct{}
 	// work counts every goroutine of an agent.
@@ -288,6 +293,7 @@ func (s *supervisor) countRunning() int {
 // close lets go of the agents: those with a monitor run on.
 func (s *supervisor) close(ctx context.Context) error {
 	close(s.closing)
+	s.letGo()
 	err := s.gateway.Close(ctx)
 	err = errors.Join(err, s.provider.Close())
 	finished := make(chan struct{})

@@ -59,14 +59,17 @@ func (a *Agent) serve(outer, ctx context.Context, r *activeRun) error {
 
 // enter moves an agent that ran before to where a run begins.
 func (a *Agent) enter() {
+	a.mu.Lock()
+	prepared := a.runtime != nil
+	if !prepared {
+		a.prepErr = nil
+	}
+	a.mu.Unlock()
 	switch a.tracker.Get() {
 	case executor.StatusStopped, executor.StatusFailed:
-		if a.Runtime() != nil {
+		if prepared {
 			a.tracker.Set(executor.StatusStarting)
 		} else {
-			a.mu.Lock()
-			a.prepErr = nil
-			a.mu.Unlock()
 			a.tracker.Set(executor.StatusPulling)
 		}
 	}

@@ -256,6 +256,9 @@ func statusOf(s *daemonv1.AgentSummary, now time.Time) string {
 	if s.GetReason() != "" {
 		status += " (" + s.GetReason() + ")"
 	}
+	if s.GetQueuePlace() > 0 {
+		status += fmt.Sprintf(", place %d in the queue", s.GetQueuePlace())
+	}
 	if s.GetNextTryAtMs() > 0 {
 		wait := max(time.UnixMilli(s.GetNextTryAtMs()).Sub(now), 0).Round(time.Second)
 		status += fmt.Sprintf(", restart %d in %s", s.GetAttempts(), wait)

@@ -38,6 +38,8 @@ type summaryJSON struct {
 	// Attempts counts restarts in a row; NextTryAt is empty where none is due.
 	Attempts  int32  `json:"attempts"`
 	NextTryAt string `json:"next_try_at"`
+	// QueuePlace is 1 for the agent that starts next, 0 for one that does not wait to start.
+	QueuePlace int32 `json:"queue_place"`
 }
 
 func newSummaryJSON(s *daemonv1.AgentSummary) summaryJSON {
@@ -45,7 +47,7 @@ func newSummaryJSON(s *daemonv1.AgentSummary) summaryJSON {
 		ID: s.GetId(), Name: s.GetName(), Image: s.GetImage(), Digest: s.GetDigest(), Model: s.GetModel(),
 		Status: s.GetStatus(), Reason: s.GetReason(), Message: s.GetMessage(),
 		CreatedAt: millis(s.GetCreatedAtMs()), StartedAt: millis(s.GetStartedAtMs()),
-		Attempts: s.GetAttempts(), NextTryAt: millis(s.GetNextTryAtMs()),
+		Attempts: s.GetAttempts(), NextTryAt: millis(s.GetNextTryAtMs()), QueuePlace: s.GetQueuePlace(),
 	}
 }
 

@@ -119,9 +119,9 @@ func TestJSONIsStable(t *testing.T) {
 		Reference: "guide:1", Digest: "sha256:1111", MediaType: "m", Kind: "agent", Size: 9, CreatedAt: 1_700_000_000, Description: "<d>"}}})
 	cases := map[string]string{
 		"images": `[{"created_at":"2023-11-14T22:13:20.000Z","description":"<d>","digest":"sha256:1111","kind":"agent","media_type":"m","reference":"guide:1","size":9}]`,
-		"ps": `[{"attempts":2,"next_try_at":"","created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1","message":"the runtime ended with code 1",` +
+		"ps": `[{"attempts":2,"next_try_at":"","queue_place":0,"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1","message":"the runtime ended with code 1",` +
 			`"model":"offline/otter","name":"guide","reason":"crashed","started_at":"2023-11-14T22:13:21.000Z","status":"failed"}]`,
-		"inspect guide": `{"attempts":2,"next_try_at":"","restart":"on-failure:3","last_failure":"crashed: exit code 1","stop_timeout_ms":1500,"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
+		"inspect guide": `{"attempts":2,"next_try_at":"","queue_place":0,"restart":"on-failure:3","last_failure":"crashed: exit code 1","stop_timeout_ms":1500,"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
 			`"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","envs":["LANG"],"id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1",` +
 			`"last_exit":{"at":"2023-11-14T22:13:22.000Z","code":1,"signal":"","stderr":["reading","boom \u001b[31m"]},"log_file":"/o/agents/1/log","message":"the runtime ended with code 1","model":"offline/otter","monitor_pid":11,"name":"guide","pid":12,` +
 			`"reason":"crashed","root":"/o/agents/1/root","runtime_digest":"sha256:2222","runtime_ref":"otters/runtime","serve_token_checked":true,"started_at":"2023-11-14T22:13:21.000Z","status":"failed",` +
@@ -279,6 +279,11 @@ func TestAnAgentThatIsStartedAgainSaysWhen(t *testing.T) {
 		t.Error(got.out)
 	}
 	if got := otters(t.Context(), socket, "", "inspect", "guide"); !strings.Contains(got.out, "2 in a row, the last of them due at 2") {
+		t.Error(got.out)
+	}
+	queued := someAgent()
+	queued.Summary = &daemonv1.AgentSummary{Name: "q", Status: "starting", QueuePlace: 3}
+	if got := otters(t.Context(), serve(t, &fake{agents: []*daemonv1.Agent{queued}}), "", "ps"); !strings.Contains(got.out, "starting, place 3 in the queue") {
 		t.Error(got.out)
 	}
 	got := otters(t.Context(), socket, "", "run", "guide:1", "--name", "guide")

@@ -1080,7 +1080,10 @@ type AgentSummary struct {
 	// Restarts since it was last ready for a minute, with the one that is due.
 	Attempts int32 `protobuf:"varint,20,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// Unix milliseconds of the next restart; 0 where none is due.
-	NextTryAtMs   int64 `protobuf:"varint,21,opt,name=next_try_at_ms,json=nextTryAtMs,proto3" json:"next_try_at_ms,omitempty"`
+	NextTryAtMs int64 `protobuf:"varint,21,opt,name=next_try_at_ms,json=nextTryAtMs,proto3" json:"next_try_at_ms,omitempty"`
+	// Its place among the agents that wait for their turn to start, 1 for the next; 0 where it does not
+	// wait.
+	QueuePlace    int32 `protobuf:"varint,22,opt,name=queue_place,json=queuePlace,proto3" json:"queue_place,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1195,6 +1198,13 @@ func (x *AgentSummary) GetAttempts() int32 {
 func (x *AgentSummary) GetNextTryAtMs() int64 {
 	if x != nil {
 		return x.NextTryAtMs
+	}
+	return 0
+}
+
+func (x *AgentSummary) GetQueuePlace() int32 {
+	if x != nil {
+		return x.QueuePlace
 	}
 	return 0
 }
@@ -3007,7 +3017,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x12\n" +
 	"\x10_stop_timeout_ms\"K\n" +
 	"\x13CreateAgentResponse\x124\n" +
-	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"\xc9\x02\n" +
+	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"\xea\x02\n" +
 	"\fAgentSummary\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3021,7 +3031,9 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\rstarted_at_ms\x18\n" +
 	" \x01(\x03R\vstartedAtMs\x12\x1a\n" +
 	"\battempts\x18\x14 \x01(\x05R\battempts\x12#\n" +
-	"\x0enext_try_at_ms\x18\x15 \x01(\x03R\vnextTryAtMs\"\x13\n" +
+	"\x0enext_try_at_ms\x18\x15 \x01(\x03R\vnextTryAtMs\x12\x1f\n" +
+	"\vqueue_place\x18\x16 \x01(\x05R\n" +
+	"queuePlace\"\x13\n" +
 	"\x11ListAgentsRequest\"L\n" +
 	"\x12ListAgentsResponse\x126\n" +
 	"\x06agents\x18\x01 \x03(\v2\x1e.otters.daemon.v1.AgentSummaryR\x06agents\"'\n" +
