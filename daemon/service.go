@@ -234,6 +234,9 @@ func (a *supervised) describe(ctx context.Context) *daemonv1.Agent {
 	if rt == nil {
 		return out
 	}
+	for _, m := range rt.Source.Mounts {
+		out.Mounts = append(out.Mounts, &daemonv1.Mount{Host: m.Host, Target: m.Target, Description: m.Description, ReadOnly: m.ReadOnly})
+	}
 	if c := rt.Config; c != nil {
 		out.RuntimeRef, out.RuntimeDigest, out.Configs = c.Runtime.Ref, c.Runtime.Digest, c.Configs
 		for _, t := range c.Tools {

@@ -15,7 +15,7 @@ import (
 
 func (a *app) runCommand() *cobra.Command {
 	var req daemonv1.CreateAgentRequest
-	var envs, configs []string
+	var envs, configs, volumes []string
 	var detach bool
 	var grace time.Duration
 	cmd := &cobra.Command{
@@ -39,6 +39,9 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 				req.Envs = append(req.Envs, &daemonv1.EnvVar{Key: kv[0], Value: kv[1]})
 			}
 			if req.Configs, err = settings(configs); err != nil {
+				return err
+			}
+			if req.Mounts, err = mounts(volumes); err != nil {
 				return err
 			}
 			if req.StopTimeoutMs, err = stopTimeout(cmd, grace); err != nil {
@@ -72,6 +75,7 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 	cmd.Flags().StringArrayVarP(&envs, "env", "e", nil, "variable `K=V` for the agent; K alone takes the value from the environment; may be given several times")
 	cmd.Flags().StringVar(&req.Restart, "restart", "", "`policy` for an agent that ended: no, on-failure[:N], always or unless-stopped (default no)")
 	cmd.Flags().DurationVar(&grace, "stop-timeout", 10*time.Second, "`time` to exit after SIGTERM before everything the agent started is killed")
+	cmd.Flags().StringArrayVarP(&volumes, "volume", "v", nil, "show the agent a path of the host: `HOST:TARGET[:DESC][:ro]`; may be given several times")
 	cmd.Flags().StringArrayVar(&configs, "config", nil, "setting `K=V` in place of the image's CONFIG; may be given several times")
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait until the agent is ready")
 	return cmd

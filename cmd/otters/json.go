@@ -99,6 +99,8 @@ type agentJSON struct {
 	Restart           string    `json:"restart"`
 	LastFailure       string    `json:"last_failure"`
 	StopTimeoutMs     int64     `json:"stop_timeout_ms"`
+	// Mounts are as -v has them: HOST:TARGET[:DESC][:ro].
+	Mounts []string `json:"mounts"`
 }
 
 func newAgentJSON(a *daemonv1.Agent) agentJSON {
@@ -107,12 +109,15 @@ func newAgentJSON(a *daemonv1.Agent) agentJSON {
 		Root:        a.GetRoot(), Address: a.GetAddress(), PID: a.GetPid(), MonitorPID: a.GetMonitorPid(), UID: a.GetUid(),
 		Confinement: newConfinementJSON(a.GetConfinement()),
 		RuntimeRef:  a.GetRuntimeRef(), RuntimeDigest: a.GetRuntimeDigest(),
-		Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
+		Mounts: []string{}, Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
 		ServeTokenChecked: a.GetServeTokenChecked(), LogFile: a.GetLogFile(),
 		Restart: a.GetRestart(), LastFailure: a.GetLastFailure(), StopTimeoutMs: a.GetStopTimeoutMs(),
 	}
 	if out.Configs == nil {
 		out.Configs = map[string]string{}
+	}
+	for _, m := range a.GetMounts() {
+		out.Mounts = append(out.Mounts, shown(m))
 	}
 	for _, t := range a.GetTools() {
 		out.Tools = append(out.Tools, toolJSON{t.GetName(), t.GetDescription(), t.GetRef(), t.GetDigest()})

@@ -926,6 +926,8 @@ type CreateAgentRequest struct {
 	// How long it has to exit after SIGTERM before everything it started is killed, in milliseconds, at
 	// most an hour; not set is ten seconds.
 	StopTimeoutMs *int64 `protobuf:"varint,21,opt,name=stop_timeout_ms,json=stopTimeoutMs,proto3,oneof" json:"stop_timeout_ms,omitempty"`
+	// Paths of the daemon's machine that the agent sees.
+	Mounts        []*Mount `protobuf:"bytes,22,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1016,6 +1018,84 @@ func (x *CreateAgentRequest) GetStopTimeoutMs() int64 {
 	return 0
 }
 
+func (x *CreateAgentRequest) GetMounts() []*Mount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+type Mount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path on the daemon's machine.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// Where the agent sees it, below workspace, home, var/lib or mnt of its tree.
+	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	// What it is, for the model.
+	Description   string `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	ReadOnly      bool   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mount) Reset() {
+	*x = Mount{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mount) ProtoMessage() {}
+
+func (x *Mount) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mount.ProtoReflect.Descriptor instead.
+func (*Mount) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Mount) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Mount) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Mount) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Mount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 type CreateAgentResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Agent         *AgentSummary          `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -1025,7 +1105,7 @@ type CreateAgentResponse struct {
 
 func (x *CreateAgentResponse) Reset() {
 	*x = CreateAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[15]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1117,7 @@ func (x *CreateAgentResponse) String() string {
 func (*CreateAgentResponse) ProtoMessage() {}
 
 func (x *CreateAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[15]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1130,7 @@ func (x *CreateAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateAgentResponse.ProtoReflect.Descriptor instead.
 func (*CreateAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{15}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateAgentResponse) GetAgent() *AgentSummary {
@@ -1090,7 +1170,7 @@ type AgentSummary struct {
 
 func (x *AgentSummary) Reset() {
 	*x = AgentSummary{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[16]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1102,7 +1182,7 @@ func (x *AgentSummary) String() string {
 func (*AgentSummary) ProtoMessage() {}
 
 func (x *AgentSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[16]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1115,7 +1195,7 @@ func (x *AgentSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentSummary.ProtoReflect.Descriptor instead.
 func (*AgentSummary) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{16}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AgentSummary) GetId() string {
@@ -1217,7 +1297,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[17]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1229,7 +1309,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[17]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1242,7 +1322,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{17}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{18}
 }
 
 type ListAgentsResponse struct {
@@ -1254,7 +1334,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[18]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1346,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[18]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1359,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{18}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*AgentSummary {
@@ -1298,7 +1378,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[19]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1310,7 +1390,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[19]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1323,7 +1403,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{19}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetAgentRequest) GetAgent() string {
@@ -1342,7 +1422,7 @@ type GetAgentResponse struct {
 
 func (x *GetAgentResponse) Reset() {
 	*x = GetAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[20]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1354,7 +1434,7 @@ func (x *GetAgentResponse) String() string {
 func (*GetAgentResponse) ProtoMessage() {}
 
 func (x *GetAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[20]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1367,7 +1447,7 @@ func (x *GetAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentResponse.ProtoReflect.Descriptor instead.
 func (*GetAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{20}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetAgentResponse) GetAgent() *Agent {
@@ -1406,14 +1486,15 @@ type Agent struct {
 	// Why it last failed, "reason: message"; it stays when the agent runs again.
 	LastFailure string `protobuf:"bytes,21,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
 	// How long it has to exit after SIGTERM, in milliseconds.
-	StopTimeoutMs int64 `protobuf:"varint,22,opt,name=stop_timeout_ms,json=stopTimeoutMs,proto3" json:"stop_timeout_ms,omitempty"`
+	StopTimeoutMs int64    `protobuf:"varint,22,opt,name=stop_timeout_ms,json=stopTimeoutMs,proto3" json:"stop_timeout_ms,omitempty"`
+	Mounts        []*Mount `protobuf:"bytes,23,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[21]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1506,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[21]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1519,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{21}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Agent) GetSummary() *AgentSummary {
@@ -1567,6 +1648,13 @@ func (x *Agent) GetStopTimeoutMs() int64 {
 	return 0
 }
 
+func (x *Agent) GetMounts() []*Mount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
 type Tool struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1579,7 +1667,7 @@ type Tool struct {
 
 func (x *Tool) Reset() {
 	*x = Tool{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[22]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1679,7 @@ func (x *Tool) String() string {
 func (*Tool) ProtoMessage() {}
 
 func (x *Tool) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[22]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1692,7 @@ func (x *Tool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tool.ProtoReflect.Descriptor instead.
 func (*Tool) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{22}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Tool) GetName() string {
@@ -1651,7 +1739,7 @@ type LastExit struct {
 
 func (x *LastExit) Reset() {
 	*x = LastExit{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1751,7 @@ func (x *LastExit) String() string {
 func (*LastExit) ProtoMessage() {}
 
 func (x *LastExit) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1764,7 @@ func (x *LastExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastExit.ProtoReflect.Descriptor instead.
 func (*LastExit) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{23}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LastExit) GetCode() int32 {
@@ -1716,7 +1804,7 @@ type WatchAgentRequest struct {
 
 func (x *WatchAgentRequest) Reset() {
 	*x = WatchAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1816,7 @@ func (x *WatchAgentRequest) String() string {
 func (*WatchAgentRequest) ProtoMessage() {}
 
 func (x *WatchAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1829,7 @@ func (x *WatchAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchAgentRequest.ProtoReflect.Descriptor instead.
 func (*WatchAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{24}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WatchAgentRequest) GetAgent() string {
@@ -1760,7 +1848,7 @@ type WatchAgentResponse struct {
 
 func (x *WatchAgentResponse) Reset() {
 	*x = WatchAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +1860,7 @@ func (x *WatchAgentResponse) String() string {
 func (*WatchAgentResponse) ProtoMessage() {}
 
 func (x *WatchAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +1873,7 @@ func (x *WatchAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchAgentResponse.ProtoReflect.Descriptor instead.
 func (*WatchAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{25}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatchAgentResponse) GetAgent() *AgentSummary {
@@ -1804,7 +1892,7 @@ type StartAgentRequest struct {
 
 func (x *StartAgentRequest) Reset() {
 	*x = StartAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1816,7 +1904,7 @@ func (x *StartAgentRequest) String() string {
 func (*StartAgentRequest) ProtoMessage() {}
 
 func (x *StartAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1829,7 +1917,7 @@ func (x *StartAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartAgentRequest.ProtoReflect.Descriptor instead.
 func (*StartAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{26}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StartAgentRequest) GetAgent() string {
@@ -1848,7 +1936,7 @@ type StartAgentResponse struct {
 
 func (x *StartAgentResponse) Reset() {
 	*x = StartAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1948,7 @@ func (x *StartAgentResponse) String() string {
 func (*StartAgentResponse) ProtoMessage() {}
 
 func (x *StartAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1961,7 @@ func (x *StartAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartAgentResponse.ProtoReflect.Descriptor instead.
 func (*StartAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{27}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartAgentResponse) GetAgent() *AgentSummary {
@@ -1892,7 +1980,7 @@ type StopAgentRequest struct {
 
 func (x *StopAgentRequest) Reset() {
 	*x = StopAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +1992,7 @@ func (x *StopAgentRequest) String() string {
 func (*StopAgentRequest) ProtoMessage() {}
 
 func (x *StopAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2005,7 @@ func (x *StopAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopAgentRequest.ProtoReflect.Descriptor instead.
 func (*StopAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{28}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StopAgentRequest) GetAgent() string {
@@ -1936,7 +2024,7 @@ type StopAgentResponse struct {
 
 func (x *StopAgentResponse) Reset() {
 	*x = StopAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1948,7 +2036,7 @@ func (x *StopAgentResponse) String() string {
 func (*StopAgentResponse) ProtoMessage() {}
 
 func (x *StopAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1961,7 +2049,7 @@ func (x *StopAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopAgentResponse.ProtoReflect.Descriptor instead.
 func (*StopAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{29}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StopAgentResponse) GetAgent() *AgentSummary {
@@ -1980,7 +2068,7 @@ type RestartAgentRequest struct {
 
 func (x *RestartAgentRequest) Reset() {
 	*x = RestartAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +2080,7 @@ func (x *RestartAgentRequest) String() string {
 func (*RestartAgentRequest) ProtoMessage() {}
 
 func (x *RestartAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2093,7 @@ func (x *RestartAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartAgentRequest.ProtoReflect.Descriptor instead.
 func (*RestartAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{30}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RestartAgentRequest) GetAgent() string {
@@ -2024,7 +2112,7 @@ type RestartAgentResponse struct {
 
 func (x *RestartAgentResponse) Reset() {
 	*x = RestartAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2124,7 @@ func (x *RestartAgentResponse) String() string {
 func (*RestartAgentResponse) ProtoMessage() {}
 
 func (x *RestartAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2137,7 @@ func (x *RestartAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartAgentResponse.ProtoReflect.Descriptor instead.
 func (*RestartAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{31}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RestartAgentResponse) GetAgent() *AgentSummary {
@@ -2072,7 +2160,7 @@ type KillAgentRequest struct {
 
 func (x *KillAgentRequest) Reset() {
 	*x = KillAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2172,7 @@ func (x *KillAgentRequest) String() string {
 func (*KillAgentRequest) ProtoMessage() {}
 
 func (x *KillAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2185,7 @@ func (x *KillAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillAgentRequest.ProtoReflect.Descriptor instead.
 func (*KillAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{32}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *KillAgentRequest) GetAgent() string {
@@ -2123,7 +2211,7 @@ type KillAgentResponse struct {
 
 func (x *KillAgentResponse) Reset() {
 	*x = KillAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2135,7 +2223,7 @@ func (x *KillAgentResponse) String() string {
 func (*KillAgentResponse) ProtoMessage() {}
 
 func (x *KillAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2148,7 +2236,7 @@ func (x *KillAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillAgentResponse.ProtoReflect.Descriptor instead.
 func (*KillAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{33}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *KillAgentResponse) GetAgent() *AgentSummary {
@@ -2171,7 +2259,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2271,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2284,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{34}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExecRequest) GetPart() isExecRequest_Part {
@@ -2253,7 +2341,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2353,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2366,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{35}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExecStart) GetAgent() string {
@@ -2316,7 +2404,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2416,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2429,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{36}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExecResponse) GetPart() isExecResponse_Part {
@@ -2410,7 +2498,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2510,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2523,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{37}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -2456,7 +2544,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2468,7 +2556,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2481,7 +2569,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{38}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RemoveAgentRequest) GetAgent() string {
@@ -2508,7 +2596,7 @@ type RemoveAgentResponse struct {
 
 func (x *RemoveAgentResponse) Reset() {
 	*x = RemoveAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2520,7 +2608,7 @@ func (x *RemoveAgentResponse) String() string {
 func (*RemoveAgentResponse) ProtoMessage() {}
 
 func (x *RemoveAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2533,7 +2621,7 @@ func (x *RemoveAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentResponse.ProtoReflect.Descriptor instead.
 func (*RemoveAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{39}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RemoveAgentResponse) GetId() string {
@@ -2562,7 +2650,7 @@ type PromptRequest struct {
 
 func (x *PromptRequest) Reset() {
 	*x = PromptRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2662,7 @@ func (x *PromptRequest) String() string {
 func (*PromptRequest) ProtoMessage() {}
 
 func (x *PromptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2675,7 @@ func (x *PromptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptRequest.ProtoReflect.Descriptor instead.
 func (*PromptRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{40}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PromptRequest) GetAgent() string {
@@ -2632,7 +2720,7 @@ type PromptResponse struct {
 
 func (x *PromptResponse) Reset() {
 	*x = PromptResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2644,7 +2732,7 @@ func (x *PromptResponse) String() string {
 func (*PromptResponse) ProtoMessage() {}
 
 func (x *PromptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2657,7 +2745,7 @@ func (x *PromptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptResponse.ProtoReflect.Descriptor instead.
 func (*PromptResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{41}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PromptResponse) GetRunId() string {
@@ -2742,7 +2830,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2842,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2855,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{42}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Usage) GetInputTokens() int64 {
@@ -2813,7 +2901,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2825,7 +2913,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2838,7 +2926,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{43}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LogsRequest) GetAgent() string {
@@ -2882,7 +2970,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +2982,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +2995,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{44}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LogsResponse) GetAtMs() int64 {
@@ -3002,7 +3090,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\vdescription\x18\a \x01(\tR\vdescription\"0\n" +
 	"\x06EnvVar\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\x89\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xba\x03\n" +
 	"\x12CreateAgentRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3011,11 +3099,17 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x04envs\x18\x05 \x03(\v2\x18.otters.daemon.v1.EnvVarR\x04envs\x12K\n" +
 	"\aconfigs\x18\x06 \x03(\v21.otters.daemon.v1.CreateAgentRequest.ConfigsEntryR\aconfigs\x12\x18\n" +
 	"\arestart\x18\x14 \x01(\tR\arestart\x12+\n" +
-	"\x0fstop_timeout_ms\x18\x15 \x01(\x03H\x00R\rstopTimeoutMs\x88\x01\x01\x1a:\n" +
+	"\x0fstop_timeout_ms\x18\x15 \x01(\x03H\x00R\rstopTimeoutMs\x88\x01\x01\x12/\n" +
+	"\x06mounts\x18\x16 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x12\n" +
-	"\x10_stop_timeout_ms\"K\n" +
+	"\x10_stop_timeout_ms\"r\n" +
+	"\x05Mount\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\x12\x1b\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"K\n" +
 	"\x13CreateAgentResponse\x124\n" +
 	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"\xea\x02\n" +
 	"\fAgentSummary\x12\x0e\n" +
@@ -3040,7 +3134,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x0fGetAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"A\n" +
 	"\x10GetAgentResponse\x12-\n" +
-	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xe4\x05\n" +
+	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\x95\x06\n" +
 	"\x05Agent\x128\n" +
 	"\asummary\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\asummary\x12\x12\n" +
 	"\x04root\x18\x02 \x01(\tR\x04root\x12\x18\n" +
@@ -3062,7 +3156,8 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\blog_file\x18\x0f \x01(\tR\alogFile\x12\x18\n" +
 	"\arestart\x18\x14 \x01(\tR\arestart\x12!\n" +
 	"\flast_failure\x18\x15 \x01(\tR\vlastFailure\x12&\n" +
-	"\x0fstop_timeout_ms\x18\x16 \x01(\x03R\rstopTimeoutMs\x1a:\n" +
+	"\x0fstop_timeout_ms\x18\x16 \x01(\x03R\rstopTimeoutMs\x12/\n" +
+	"\x06mounts\x18\x17 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"f\n" +
@@ -3187,7 +3282,7 @@ func file_otters_daemon_v1_daemon_proto_rawDescGZIP() []byte {
 	return file_otters_daemon_v1_daemon_proto_rawDescData
 }
 
-var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_otters_daemon_v1_daemon_proto_goTypes = []any{
 	(*AmbiguousName)(nil),        // 0: otters.daemon.v1.AmbiguousName
 	(*Hint)(nil),                 // 1: otters.daemon.v1.Hint
@@ -3204,101 +3299,104 @@ var file_otters_daemon_v1_daemon_proto_goTypes = []any{
 	(*Image)(nil),                // 12: otters.daemon.v1.Image
 	(*EnvVar)(nil),               // 13: otters.daemon.v1.EnvVar
 	(*CreateAgentRequest)(nil),   // 14: otters.daemon.v1.CreateAgentRequest
-	(*CreateAgentResponse)(nil),  // 15: otters.daemon.v1.CreateAgentResponse
-	(*AgentSummary)(nil),         // 16: otters.daemon.v1.AgentSummary
-	(*ListAgentsRequest)(nil),    // 17: otters.daemon.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),   // 18: otters.daemon.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),      // 19: otters.daemon.v1.GetAgentRequest
-	(*GetAgentResponse)(nil),     // 20: otters.daemon.v1.GetAgentResponse
-	(*Agent)(nil),                // 21: otters.daemon.v1.Agent
-	(*Tool)(nil),                 // 22: otters.daemon.v1.Tool
-	(*LastExit)(nil),             // 23: otters.daemon.v1.LastExit
-	(*WatchAgentRequest)(nil),    // 24: otters.daemon.v1.WatchAgentRequest
-	(*WatchAgentResponse)(nil),   // 25: otters.daemon.v1.WatchAgentResponse
-	(*StartAgentRequest)(nil),    // 26: otters.daemon.v1.StartAgentRequest
-	(*StartAgentResponse)(nil),   // 27: otters.daemon.v1.StartAgentResponse
-	(*StopAgentRequest)(nil),     // 28: otters.daemon.v1.StopAgentRequest
-	(*StopAgentResponse)(nil),    // 29: otters.daemon.v1.StopAgentResponse
-	(*RestartAgentRequest)(nil),  // 30: otters.daemon.v1.RestartAgentRequest
-	(*RestartAgentResponse)(nil), // 31: otters.daemon.v1.RestartAgentResponse
-	(*KillAgentRequest)(nil),     // 32: otters.daemon.v1.KillAgentRequest
-	(*KillAgentResponse)(nil),    // 33: otters.daemon.v1.KillAgentResponse
-	(*ExecRequest)(nil),          // 34: otters.daemon.v1.ExecRequest
-	(*ExecStart)(nil),            // 35: otters.daemon.v1.ExecStart
-	(*ExecResponse)(nil),         // 36: otters.daemon.v1.ExecResponse
-	(*ExecExit)(nil),             // 37: otters.daemon.v1.ExecExit
-	(*RemoveAgentRequest)(nil),   // 38: otters.daemon.v1.RemoveAgentRequest
-	(*RemoveAgentResponse)(nil),  // 39: otters.daemon.v1.RemoveAgentResponse
-	(*PromptRequest)(nil),        // 40: otters.daemon.v1.PromptRequest
-	(*PromptResponse)(nil),       // 41: otters.daemon.v1.PromptResponse
-	(*Usage)(nil),                // 42: otters.daemon.v1.Usage
-	(*LogsRequest)(nil),          // 43: otters.daemon.v1.LogsRequest
-	(*LogsResponse)(nil),         // 44: otters.daemon.v1.LogsResponse
-	nil,                          // 45: otters.daemon.v1.BuildOptions.BuildArgsEntry
-	nil,                          // 46: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
-	nil,                          // 47: otters.daemon.v1.Agent.ConfigsEntry
+	(*Mount)(nil),                // 15: otters.daemon.v1.Mount
+	(*CreateAgentResponse)(nil),  // 16: otters.daemon.v1.CreateAgentResponse
+	(*AgentSummary)(nil),         // 17: otters.daemon.v1.AgentSummary
+	(*ListAgentsRequest)(nil),    // 18: otters.daemon.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),   // 19: otters.daemon.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),      // 20: otters.daemon.v1.GetAgentRequest
+	(*GetAgentResponse)(nil),     // 21: otters.daemon.v1.GetAgentResponse
+	(*Agent)(nil),                // 22: otters.daemon.v1.Agent
+	(*Tool)(nil),                 // 23: otters.daemon.v1.Tool
+	(*LastExit)(nil),             // 24: otters.daemon.v1.LastExit
+	(*WatchAgentRequest)(nil),    // 25: otters.daemon.v1.WatchAgentRequest
+	(*WatchAgentResponse)(nil),   // 26: otters.daemon.v1.WatchAgentResponse
+	(*StartAgentRequest)(nil),    // 27: otters.daemon.v1.StartAgentRequest
+	(*StartAgentResponse)(nil),   // 28: otters.daemon.v1.StartAgentResponse
+	(*StopAgentRequest)(nil),     // 29: otters.daemon.v1.StopAgentRequest
+	(*StopAgentResponse)(nil),    // 30: otters.daemon.v1.StopAgentResponse
+	(*RestartAgentRequest)(nil),  // 31: otters.daemon.v1.RestartAgentRequest
+	(*RestartAgentResponse)(nil), // 32: otters.daemon.v1.RestartAgentResponse
+	(*KillAgentRequest)(nil),     // 33: otters.daemon.v1.KillAgentRequest
+	(*KillAgentResponse)(nil),    // 34: otters.daemon.v1.KillAgentResponse
+	(*ExecRequest)(nil),          // 35: otters.daemon.v1.ExecRequest
+	(*ExecStart)(nil),            // 36: otters.daemon.v1.ExecStart
+	(*ExecResponse)(nil),         // 37: otters.daemon.v1.ExecResponse
+	(*ExecExit)(nil),             // 38: otters.daemon.v1.ExecExit
+	(*RemoveAgentRequest)(nil),   // 39: otters.daemon.v1.RemoveAgentRequest
+	(*RemoveAgentResponse)(nil),  // 40: otters.daemon.v1.RemoveAgentResponse
+	(*PromptRequest)(nil),        // 41: otters.daemon.v1.PromptRequest
+	(*PromptResponse)(nil),       // 42: otters.daemon.v1.PromptResponse
+	(*Usage)(nil),                // 43: otters.daemon.v1.Usage
+	(*LogsRequest)(nil),          // 44: otters.daemon.v1.LogsRequest
+	(*LogsResponse)(nil),         // 45: otters.daemon.v1.LogsResponse
+	nil,                          // 46: otters.daemon.v1.BuildOptions.BuildArgsEntry
+	nil,                          // 47: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	nil,                          // 48: otters.daemon.v1.Agent.ConfigsEntry
 }
 var file_otters_daemon_v1_daemon_proto_depIdxs = []int32{
-	16, // 0: otters.daemon.v1.AmbiguousName.candidates:type_name -> otters.daemon.v1.AgentSummary
+	17, // 0: otters.daemon.v1.AmbiguousName.candidates:type_name -> otters.daemon.v1.AgentSummary
 	4,  // 1: otters.daemon.v1.InfoResponse.confinement:type_name -> otters.daemon.v1.Confinement
 	8,  // 2: otters.daemon.v1.BuildRequest.options:type_name -> otters.daemon.v1.BuildOptions
-	45, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
+	46, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
 	12, // 4: otters.daemon.v1.ListImagesResponse.images:type_name -> otters.daemon.v1.Image
 	13, // 5: otters.daemon.v1.CreateAgentRequest.envs:type_name -> otters.daemon.v1.EnvVar
-	46, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
-	16, // 7: otters.daemon.v1.CreateAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	16, // 8: otters.daemon.v1.ListAgentsResponse.agents:type_name -> otters.daemon.v1.AgentSummary
-	21, // 9: otters.daemon.v1.GetAgentResponse.agent:type_name -> otters.daemon.v1.Agent
-	16, // 10: otters.daemon.v1.Agent.summary:type_name -> otters.daemon.v1.AgentSummary
-	4,  // 11: otters.daemon.v1.Agent.confinement:type_name -> otters.daemon.v1.Confinement
-	22, // 12: otters.daemon.v1.Agent.tools:type_name -> otters.daemon.v1.Tool
-	47, // 13: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
-	23, // 14: otters.daemon.v1.Agent.last_exit:type_name -> otters.daemon.v1.LastExit
-	16, // 15: otters.daemon.v1.WatchAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	16, // 16: otters.daemon.v1.StartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	16, // 17: otters.daemon.v1.StopAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	16, // 18: otters.daemon.v1.RestartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	16, // 19: otters.daemon.v1.KillAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	35, // 20: otters.daemon.v1.ExecRequest.start:type_name -> otters.daemon.v1.ExecStart
-	37, // 21: otters.daemon.v1.ExecResponse.exit:type_name -> otters.daemon.v1.ExecExit
-	42, // 22: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
-	2,  // 23: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
-	5,  // 24: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
-	7,  // 25: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
-	10, // 26: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
-	14, // 27: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
-	17, // 28: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
-	19, // 29: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
-	24, // 30: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
-	26, // 31: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
-	28, // 32: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
-	38, // 33: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
-	30, // 34: otters.daemon.v1.DaemonService.RestartAgent:input_type -> otters.daemon.v1.RestartAgentRequest
-	32, // 35: otters.daemon.v1.DaemonService.KillAgent:input_type -> otters.daemon.v1.KillAgentRequest
-	34, // 36: otters.daemon.v1.DaemonService.Exec:input_type -> otters.daemon.v1.ExecRequest
-	40, // 37: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
-	43, // 38: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
-	3,  // 39: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
-	6,  // 40: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
-	9,  // 41: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
-	11, // 42: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
-	15, // 43: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
-	18, // 44: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
-	20, // 45: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
-	25, // 46: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
-	27, // 47: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
-	29, // 48: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
-	39, // 49: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
-	31, // 50: otters.daemon.v1.DaemonService.RestartAgent:output_type -> otters.daemon.v1.RestartAgentResponse
-	33, // 51: otters.daemon.v1.DaemonService.KillAgent:output_type -> otters.daemon.v1.KillAgentResponse
-	36, // 52: otters.daemon.v1.DaemonService.Exec:output_type -> otters.daemon.v1.ExecResponse
-	41, // 53: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
-	44, // 54: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
-	39, // [39:55] is the sub-list for method output_type
-	23, // [23:39] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	47, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	15, // 7: otters.daemon.v1.CreateAgentRequest.mounts:type_name -> otters.daemon.v1.Mount
+	17, // 8: otters.daemon.v1.CreateAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 9: otters.daemon.v1.ListAgentsResponse.agents:type_name -> otters.daemon.v1.AgentSummary
+	22, // 10: otters.daemon.v1.GetAgentResponse.agent:type_name -> otters.daemon.v1.Agent
+	17, // 11: otters.daemon.v1.Agent.summary:type_name -> otters.daemon.v1.AgentSummary
+	4,  // 12: otters.daemon.v1.Agent.confinement:type_name -> otters.daemon.v1.Confinement
+	23, // 13: otters.daemon.v1.Agent.tools:type_name -> otters.daemon.v1.Tool
+	48, // 14: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
+	24, // 15: otters.daemon.v1.Agent.last_exit:type_name -> otters.daemon.v1.LastExit
+	15, // 16: otters.daemon.v1.Agent.mounts:type_name -> otters.daemon.v1.Mount
+	17, // 17: otters.daemon.v1.WatchAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 18: otters.daemon.v1.StartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 19: otters.daemon.v1.StopAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 20: otters.daemon.v1.RestartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 21: otters.daemon.v1.KillAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	36, // 22: otters.daemon.v1.ExecRequest.start:type_name -> otters.daemon.v1.ExecStart
+	38, // 23: otters.daemon.v1.ExecResponse.exit:type_name -> otters.daemon.v1.ExecExit
+	43, // 24: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
+	2,  // 25: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
+	5,  // 26: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
+	7,  // 27: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
+	10, // 28: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
+	14, // 29: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
+	18, // 30: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
+	20, // 31: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
+	25, // 32: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
+	27, // 33: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
+	29, // 34: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
+	39, // 35: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
+	31, // 36: otters.daemon.v1.DaemonService.RestartAgent:input_type -> otters.daemon.v1.RestartAgentRequest
+	33, // 37: otters.daemon.v1.DaemonService.KillAgent:input_type -> otters.daemon.v1.KillAgentRequest
+	35, // 38: otters.daemon.v1.DaemonService.Exec:input_type -> otters.daemon.v1.ExecRequest
+	41, // 39: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
+	44, // 40: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
+	3,  // 41: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
+	6,  // 42: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
+	9,  // 43: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
+	11, // 44: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
+	16, // 45: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
+	19, // 46: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
+	21, // 47: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
+	26, // 48: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
+	28, // 49: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
+	30, // 50: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
+	40, // 51: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
+	32, // 52: otters.daemon.v1.DaemonService.RestartAgent:output_type -> otters.daemon.v1.RestartAgentResponse
+	34, // 53: otters.daemon.v1.DaemonService.KillAgent:output_type -> otters.daemon.v1.KillAgentResponse
+	37, // 54: otters.daemon.v1.DaemonService.Exec:output_type -> otters.daemon.v1.ExecResponse
+	42, // 55: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
+	45, // 56: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
+	41, // [41:57] is the sub-list for method output_type
+	25, // [25:41] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_otters_daemon_v1_daemon_proto_init() }
@@ -3311,23 +3409,23 @@ func file_otters_daemon_v1_daemon_proto_init() {
 		(*BuildRequest_Archive)(nil),
 	}
 	file_otters_daemon_v1_daemon_proto_msgTypes[14].OneofWrappers = []any{}
-	file_otters_daemon_v1_daemon_proto_msgTypes[34].OneofWrappers = []any{
+	file_otters_daemon_v1_daemon_proto_msgTypes[35].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 	}
-	file_otters_daemon_v1_daemon_proto_msgTypes[36].OneofWrappers = []any{
+	file_otters_daemon_v1_daemon_proto_msgTypes[37].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_otters_daemon_v1_daemon_proto_msgTypes[43].OneofWrappers = []any{}
+	file_otters_daemon_v1_daemon_proto_msgTypes[44].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_otters_daemon_v1_daemon_proto_rawDesc), len(file_otters_daemon_v1_daemon_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
