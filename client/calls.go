@@ -93,6 +93,21 @@ func (c *Client) Stop(ctx context.Context, agent string) (*daemonv1.AgentSummary
 	return r.GetAgent(), err
 }
 
+// Restart stops an agent, where it runs, and starts it; it returns when the start is under way.
+func (c *Client) Restart(ctx context.Context, agent string) (*daemonv1.AgentSummary, error) {
+	r, err := c.api.RestartAgent(ctx, &daemonv1.RestartAgentRequest{Agent: agent})
+	r, err = call(ctx, c, r, err)
+	return r.GetAgent(), err
+}
+
+// Kill ends an agent at once, or sends its runtime another signal, by name or number; an empty one is
+// SIGKILL.
+func (c *Client) Kill(ctx context.Context, agent, signal string) (*daemonv1.AgentSummary, error) {
+	r, err := c.api.KillAgent(ctx, &daemonv1.KillAgentRequest{Agent: agent, Signal: signal})
+	r, err = call(ctx, c, r, err)
+	return r.GetAgent(), err
+}
+
 // Remove removes a stopped or failed agent with its workspace, with force a running one too.
 func (c *Client) Remove(ctx context.Context, agent string, force bool) (*daemonv1.RemoveAgentResponse, error) {
 	r, err := c.api.RemoveAgent(ctx, &daemonv1.RemoveAgentRequest{Agent: agent, Force: force})
@@ -107,9 +122,10 @@ func (c *Client) Prompt(ctx context.Context, req *daemonv1.PromptRequest) iter.S
 	})
 }
 
-// Logs yields the lines that the agent's runtime wrote, oldest first.
-func (c *Client) Logs(ctx context.Context, agent string) iter.Seq2[*daemonv1.LogsResponse, error] {
+// Logs yields the lines that the agent's runtime wrote, oldest first; with Follow it goes on until the
+// agent is removed or the loop ends.
+func (c *Client) Logs(ctx context.Context, req *daemonv1.LogsRequest) iter.Seq2[*daemonv1.LogsResponse, error] {
 	return receive(ctx, c, func(ctx context.Context) (grpc.ServerStreamingClient[daemonv1.LogsResponse], error) {
-		return c.api.Logs(ctx, &daemonv1.LogsRequest{Agent: agent})
+		return c.api.Logs(ctx, req)
 	})
 }

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"gopkg.in/yaml.v3"
@@ -26,6 +29,28 @@ type settings struct {
 	registryPort int
 	// upstreams are the registries that images may be pulled from, by host.
 	upstreams map[string]*upstream
+	// logMaxSize is the size in bytes above which an agent's log goes on in a new file, logFiles how
+	// many files of it there are at most, the one in use among them.
+	logMaxSize int64
+	logFiles   int
+	// maxStarts is how many agents start at the same time.
+	maxStarts int
+}
+
+// size reads values such as "10MiB" or "4096".
+type size int64
+
+var sizeUnits = map[string]int64{"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+func (s *size) UnmarshalYAML(n *yaml.Node) error {
+	digits := strings.TrimRight(n.Value, "BKMGi")
+	unit, known := sizeUnits[n.Value[len(digits):]]
+	v, err := strconv.ParseInt(digits, 10, 64)
+	if n.Kind != yaml.ScalarNode || err != nil || !known || v < 0 || v > math.MaxInt64/unit {
+		return fmt.Errorf("line %d: %q is not a size such as 10MiB", n.Line, n.Value)
+	}
+	*s = size(v * unit)
+	return nil
 }
 
 // duration reads values such as "30s".
@@ -43,7 +68,7 @@ func (d *duration) UnmarshalYAML(n *yaml.Node) error {
 // readSettings reads path strictly: an unknown key, a key given twice or a value out of range is an
 // error that names the line or the key.
 func readSettings(path string) (settings, error) {
-	s := settings{readyTimeout: 30 * time.Second}
+	s := settings{readyTimeout: 30 * time.Second, logMaxSize: 10 << 20, logFiles: 3, maxStarts: 32}
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
@@ -69,6 +94,9 @@ func (s *settings) parse(b []byte) error {
 	var file struct {
 		ReadyTimeout *duration `yaml:"ready-timeout"`
 		RegistryPort *int      `yaml:"registry-port"`
+		LogMaxSize   *size     `yaml:"log-max-size"`
+		LogFiles     *int      `yaml:"log-files"`
+		MaxStarts    *int      `yaml:"max-starts"`
 		Upstreams    []struct {
 			Registry  string `yaml:"registry"`
 			Policy    string `yaml:"policy"`
@@ -104,6 +132,24 @@ func (s *settings) parse(b []byte) error {
 			s.upstreams = make(map[string]*upstream)
 		}
 		s.upstreams[u.host] = u
+	}
+	if v := file.LogMaxSize; v != nil {
+		s.logMaxSize = int64(*v)
+	}
+	if v := file.LogFiles; v != nil {
+		s.logFiles = *v
+	}
+	if v := file.MaxStarts; v != nil {
+		s.maxStarts = *v
+	}
+	if s.maxStarts < 1 || s.maxStarts > 10_000 {
+		return fmt.Errorf("max-starts: %d is not from 1 to 10000", s.maxStarts)
+	}
+	if s.logMaxSize < 64<<10 || s.logMaxSize > 1<<40 {
+		return fmt.Errorf("log-max-size: %d bytes are not from 64KiB to 1024GiB", s.logMaxSize)
+	}
+	if s.logFiles < 2 || s.logFiles > maxLogFiles {
+		return fmt.Errorf("log-files: %d is not from 2 to 100", s.logFiles)
 	}
 	if s.readyTimeout < 10*time.Millisecond || s.readyTimeout > time.Hour {
 		return fmt.Errorf("ready-timeout: %s is not from 10ms to 1h", s.readyTimeout)

@@ -8,6 +8,7 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -87,6 +88,11 @@ func (s connectServer) Prompt(ctx context.Context, req *daemonv1.PromptRequest, 
 
 func (s connectServer) Logs(ctx context.Context, req *daemonv1.LogsRequest, out *connect.ServerStream[daemonv1.LogsResponse]) error {
 	return s.DaemonServiceServer.Logs(req, download[daemonv1.LogsResponse]{connectStream{ctx}, out})
+}
+
+// Exec is not served on this side: its streams go both ways at once, which HTTP/1.1 can't.
+func (connectServer) Exec(context.Context, *connect.BidiStream[daemonv1.ExecRequest, daemonv1.ExecResponse]) error {
+	return fail(codes.Unimplemented, "use gRPC over HTTP/2", "exec: HTTP/1.1 has no streams both ways")
 }
 
 // connectStream is the part of grpc.ServerStream that the implementation uses: the context. It sets

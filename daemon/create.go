@@ -7,8 +7,10 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,6 +29,9 @@ import (
 const (
 	maxEnvs    = 1000
 	maxConfigs = 1000
+	maxMounts  = 100
+	// maxStopTimeout bounds how long a stop may take.
+	maxStopTimeout = time.Hour
 )
 
 // create records a new agent and starts it. Whatever is wrong with the request is told before
@@ -104,6 +109,16 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 	if p := req.GetRuntimePath(); p != "" {
 		opts = append(opts, system.WithAgentLocalRuntime(p))
 	}
+	if given := req.GetMounts(); len(given) > 0 {
+		mounts := make([]executor.Mount, len(given))
+		for i, m := range given {
+			mounts[i] = executor.Mount{Host: filepath.Clean(m.GetHost()), Target: m.GetTarget(), Description: m.GetDescription(), ReadOnly: m.GetReadOnly()}
+		}
+		opts = append(opts, system.WithMounts(mounts))
+	}
+	if req.StopTimeoutMs != nil {
+		opts = append(opts, system.WithStopGrace(time.Duration(req.GetStopTimeoutMs())*time.Millisecond))
+	}
 	unit, err := s.provider.CreateWithOptions(ctx, a.id, ref, opts, over...)
 	if err != nil {
 		// The error names an id that nobody will ever see again.
@@ -148,8 +163,43 @@ func checkCreate(req *daemonv1.CreateAgentRequest) error {
 	if n := len(req.GetConfigs()); n > maxConfigs {
 		return fail(codes.InvalidArgument, "", "%d settings: at most %d can be given", n, maxConfigs)
 	}
+	if ms := req.GetStopTimeoutMs(); ms < 0 || ms > maxStopTimeout.Milliseconds() {
+		return fail(codes.InvalidArgument, "", "stop timeout of %d ms: not from 0 to %s", ms, maxStopTimeout)
+	}
+	if err := checkMounts(req.GetMounts()); err != nil {
+		return err
+	}
 	if p := req.GetRuntimePath(); p != "" {
 		return checkRuntimePath(p)
+	}
+	return nil
+}
+
+// checkMounts refuses what no executor could do; what the agent's level can't is for it to say.
+func checkMounts(mounts []*daemonv1.Mount) error {
+	if n := len(mounts); n > maxMounts {
+		return fail(codes.InvalidArgument, "", "%d mounts: at most %d can be given", n, maxMounts)
+	}
+	seen := make(map[string]bool)
+	for _, m := range mounts {
+		bad := func(why string) error {
+			return fail(codes.InvalidArgument, "", "mount %s at %s: %s", clip(m.GetHost()), clip(m.GetTarget()), why)
+		}
+		target := path.Clean("/" + m.GetTarget())
+		switch {
+		case !filepath.IsAbs(m.GetHost()):
+			return bad("the host's path is not absolute")
+		case target == "/":
+			return bad("it has no target")
+		case seen[target]:
+			return bad("the target is there twice")
+		case strings.ContainsAny(m.GetHost()+m.GetTarget()+m.GetDescription(), "\x00\r\n"):
+			return bad("it has a line break or a NUL in it")
+		}
+		seen[target] = true
+		if _, err := os.Stat(m.GetHost()); errors.Is(err, fs.ErrNotExist) {
+			return bad("there is no such file or folder on the daemon's machine")
+		}
 	}
 	return nil
 }
@@ -263,9 +313,7 @@ func (a *supervised) erase(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("remove agent %s: %w", a.name, err), s.db.forceState(ctx, a.id, before, started))
 	}
 	s.gateway.Revoke(a.id)
-	if err := os.Remove(s.logPath(a.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.logger.Warn("log not removed", "agent", a.id, "error", err)
-	}
+	a.removeLogs()
 	if err := s.db.deleteAgent(ctx, a.id); err != nil {
 		return fmt.Errorf("remove agent %s: %w", a.name, err)
 	}
@@ -274,6 +322,17 @@ func (a *supervised) erase(ctx context.Context) error {
 	a.mu.Unlock()
 	s.forget(a)
 	return nil
+}
+
+func (a *supervised) removeLogs() {
+	a.logMu.Lock()
+	defer a.logMu.Unlock()
+	for _, path := range logNames(a.sup.logPath(a.id), maxLogFiles) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			a.sup.logger.Warn("log not removed", "agent", a.id, "error", err)
+		}
+	}
+	a.sup.logs.forget(a.id)
 }
 
 func (a *supervised) eraseFiles(ctx context.Context) error {

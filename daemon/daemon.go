@@ -154,16 +154,23 @@ func (d *Daemon) supervise(ctx context.Context, cfg Config, set settings, provid
 		system.WithMonitor(filepath.Join(cfg.Programs, monitorProgram)),
 		system.WithLogger(d.logger),
 	)
+	over, letGo := context.WithCancel(context.Background())
 	d.sup = &supervisor{
 		home: d.home, db: d.db, images: d.images, provider: provider, settings: set, logger: d.logger,
 		backoff: cfg.backoff,
 		gateway: gateway.New(gateway.Options{Providers: providers, Logger: d.logger}),
+		starts:  newStartQueue(set.maxStarts), over: over, letGo: letGo,
 		closing: make(chan struct{}), agents: make(map[uuid.UUID]*supervised), names: make(map[string]bool),
 	}
 	if err := provider.Warm(); err != nil {
 		return fmt.Errorf("%w; put %s beside ottersd", err, monitorProgram)
 	}
-	return d.sup.load(ctx)
+	d.sup.logs = newLogWatch(d.sup)
+	if err := d.sup.load(ctx); err != nil {
+		return err
+	}
+	d.sup.logs.start()
+	return nil
 }
 
 // listen opens the socket and makes the two servers behind it.

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -10,48 +9,153 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 
+	"github.com/otters-sh/otters/executor"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
 
 // maxLogLine bounds a line of a log as it is told; what is longer is cut.
 const maxLogLine = 256 << 10
 
-// readLog calls send for each line that the log had when it was opened. Memory does not grow with
-// the file. No file means that nothing was written yet.
-func readLog(ctx context.Context, path string, send func(*daemonv1.LogsResponse) error) error {
+// maxLogFiles is how many files of one log there may be; log-files has it as its bound.
+const maxLogFiles = 100
+
+// logQuery is what of a log is asked for.
+type logQuery struct {
+	follow bool
+	// sinceMs leaves out lines before it; 0 leaves out none.
+	sinceMs int64
+	// tail is how many lines to begin with; negative begins with the first.
+	tail int
+}
+
+// logFile is an open file of a log, read up to size where it does not grow any more.
+type logFile struct {
+	*os.File
+	size int64
+}
+
+// openLog opens one file; nil where there is none.
+func openLog(path string) (*logFile, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("log: %w", err)
+		return nil, fmt.Errorf("log: %w", err)
 	}
-	defer f.Close()
 	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
 	if err != nil {
-		return fmt.Errorf("log: %w", err)
+		_ = f.Close()
+		return nil, fmt.Errorf("log: %w", err)
 	}
-	if !info.Mode().IsRegular() {
-		return fmt.Errorf("log: %s is not a regular file", path)
+	return &logFile{f, info.Size()}, nil
+}
+
+func fileSize(path string) int64 {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return 0
 	}
-	r := bufio.NewReaderSize(io.LimitReader(f, info.Size()), maxLogLine)
-	for {
-		if err := ctx.Err(); err != nil {
-			return err
+	return info.Size()
+}
+
+// logNames are the files of the log at path, oldest first, those among them that there may be.
+func logNames(path string, files int) []string {
+	var out []string
+	for i := files - 1; i > 0; i-- {
+		out = append(out, path+"."+strconv.Itoa(i))
+	}
+	return append(out, path)
+}
+
+func openLogs(names []string) ([]*logFile, error) {
+	var out []*logFile
+	for _, name := range names {
+		f, err := openLog(name)
+		if err != nil {
+			closeLogs(out)
+			return nil, err
 		}
-		line, err := r.ReadSlice('\n')
-		if len(line) > 0 {
-			if err := send(logLine(line)); err != nil {
-				return err
+		if f != nil {
+			out = append(out, f)
+		}
+	}
+	return out, nil
+}
+
+func closeLogs(files []*logFile) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+// tailStart is where the last n lines of the files begin: which file, and the offset in it.
+func tailStart(files []*logFile, n int) (int, int64, error) {
+	if n < 0 || len(files) == 0 {
+		return 0, 0, nil
+	}
+	last := len(files) - 1
+	if n == 0 {
+		return last, files[last].size, nil
+	}
+	buf := make([]byte, 64<<10)
+	for i := last; i >= 0; i-- {
+		for end := files[i].size; end > 0; {
+			from := max(end-int64(len(buf)), 0)
+			block := buf[:end-from]
+			if _, err := files[i].ReadAt(block, from); err != nil {
+				return 0, 0, fmt.Errorf("log: %w", err)
+			}
+			for j := len(block) - 1; j >= 0; j-- {
+				// The newline at the very end begins no line.
+				if block[j] != '\n' || from+int64(j) == files[i].size-1 {
+					continue
+				}
+				if n--; n == 0 {
+					return i, from + int64(j) + 1, nil
+				}
+			}
+			end = from
+		}
+		if files[i].size > 0 {
+			if n--; n == 0 {
+				return i, 0, nil
 			}
 		}
-		for errors.Is(err, bufio.ErrBufferFull) {
-			_, err = r.ReadSlice('\n')
+	}
+	return 0, 0, nil
+}
+
+// logSender cuts what it is fed into lines and sends those that are asked for.
+type logSender struct {
+	ctx     context.Context
+	sinceMs int64
+	send    func(*daemonv1.LogsResponse) error
+	rest    []byte
+	// late tells that the last line with a time was not before sinceMs.
+	late bool
+}
+
+// drain reads r to its end; a line that is not complete is kept for the next one.
+func (s *logSender) drain(r io.Reader) error {
+	buf := make([]byte, 64<<10)
+	for {
+		if err := s.ctx.Err(); err != nil {
+			return err
+		}
+		n, err := r.Read(buf)
+		if ferr := s.feed(buf[:n]); ferr != nil {
+			return ferr
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -60,6 +164,149 @@ func readLog(ctx context.Context, path string, send func(*daemonv1.LogsResponse)
 			return fmt.Errorf("log: %w", err)
 		}
 	}
+}
+
+func (s *logSender) feed(b []byte) error {
+	for len(b) > 0 {
+		line, after, complete := bytes.Cut(b, []byte{'\n'})
+		if room := maxLogLine - len(s.rest); room > 0 {
+			s.rest = append(s.rest, line[:min(room, len(line))]...)
+		}
+		if !complete {
+			return nil
+		}
+		b = after
+		if err := s.line(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flush sends a line that ended without a newline.
+func (s *logSender) flush() error {
+	if len(s.rest) == 0 {
+		return nil
+	}
+	return s.line()
+}
+
+func (s *logSender) line() error {
+	m := logLine(s.rest)
+	s.rest = s.rest[:0]
+	if m.GetAtMs() > 0 {
+		s.late = m.GetAtMs() >= s.sinceMs
+	}
+	if s.sinceMs > 0 && !s.late {
+		return nil
+	}
+	return s.send(m)
+}
+
+// readAll sends what the files had when they were opened, all of it or the last tail lines; the last
+// file may grow on. Memory does not grow with the files.
+func (s *logSender) readAll(files []*logFile, tail int) error {
+	first, offset, err := tailStart(files, tail)
+	if err != nil {
+		return err
+	}
+	for i, f := range files {
+		if i < first {
+			continue
+		}
+		from := int64(0)
+		if i == first {
+			from = offset
+		}
+		if _, err := f.Seek(from, io.SeekStart); err != nil {
+			return fmt.Errorf("log: %w", err)
+		}
+		if err := s.drain(io.LimitReader(f, f.size-from)); err != nil {
+			return err
+		}
+		if i < len(files)-1 {
+			if err := s.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// readLogs sends what q asks for; with follow until the agent is removed, ctx ends, or ending does.
+func (a *supervised) readLogs(ctx, ending context.Context, q logQuery, send func(*daemonv1.LogsResponse) error) error {
+	s := &logSender{ctx: ctx, sinceMs: q.sinceMs, send: send}
+	written, cancel := a.sup.logs.follow(a.id)
+	defer cancel()
+	path := a.sup.logPath(a.id)
+	a.logMu.RLock()
+	rotations := a.rotations
+	files, err := openLogs(logNames(path, maxLogFiles))
+	a.logMu.RUnlock()
+	defer func() { closeLogs(files) }()
+	if err != nil {
+		return err
+	}
+	if err := s.readAll(files, q.tail); err != nil {
+		return err
+	}
+	if !q.follow {
+		return s.flush()
+	}
+	told, cancelTold := a.watch()
+	defer cancelTold()
+	for {
+		if err := a.drainOn(s, path, &files, &rotations); err != nil {
+			return err
+		}
+		if now, _ := a.state(); now.status == executor.StatusRemoved {
+			return s.flush()
+		}
+		select {
+		case <-written:
+		case <-told:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ending.Done():
+			return fail(codes.Unavailable, "", "logs of agent %s: %w", a.name, errClosed)
+		}
+	}
+}
+
+// drainOn sends what has come since: in the file at hand, and after a rotation in those that followed.
+func (a *supervised) drainOn(s *logSender, path string, files *[]*logFile, rotations *int) error {
+	if n := len(*files); n > 0 {
+		if err := s.drain((*files)[n-1]); err != nil {
+			return err
+		}
+	}
+	a.logMu.RLock()
+	behind := a.rotations - *rotations
+	if behind == 0 && len(*files) > 0 {
+		a.logMu.RUnlock()
+		return nil
+	}
+	*rotations = a.rotations
+	next, err := openLogs(logNames(path, min(behind, maxLogFiles)))
+	a.logMu.RUnlock()
+	if err != nil {
+		return err
+	}
+	if n := len(*files); n > 0 {
+		// Nothing is written to it any more; what came before the switch is in it.
+		if err := errors.Join(s.drain((*files)[n-1]), s.flush()); err != nil {
+			closeLogs(next)
+			return err
+		}
+	}
+	closeLogs(*files)
+	*files = next
+	for _, f := range next {
+		if err := s.drain(f); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // logLine reads {t, stream, line}; anything else is told as it is, without time and stream.

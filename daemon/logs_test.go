@@ -24,11 +24,47 @@ import (
 func logLines(t *testing.T, path string) ([]*daemonv1.LogsResponse, error) {
 	t.Helper()
 	var got []*daemonv1.LogsResponse
-	err := readLog(t.Context(), path, func(m *daemonv1.LogsResponse) error {
+	files, err := openLogs(logNames(path, 3))
+	if err != nil {
+		return nil, err
+	}
+	defer closeLogs(files)
+	s := &logSender{ctx: t.Context(), send: func(m *daemonv1.LogsResponse) error {
 		got = append(got, m)
 		return nil
-	})
+	}}
+	err = errors.Join(s.readAll(files, -1), s.flush())
 	return got, err
+}
+
+func TestTheLastLinesAreFoundAcrossFiles(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	long := strings.Repeat("x", 150<<10)
+	for name, text := range map[string]string{".2": "a\nb\n", ".1": "c\n" + long + "\n", "": "d\ne\n\nf"} {
+		if err := os.WriteFile(path+name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := []string{"a", "b", "c", long, "d", "e", "", "f"}
+	files, err := openLogs(logNames(path, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeLogs(files)
+	for n := range len(all) + 3 {
+		var got []string
+		s := &logSender{ctx: t.Context(), send: func(m *daemonv1.LogsResponse) error {
+			got = append(got, m.GetLine())
+			return nil
+		}}
+		if err := errors.Join(s.readAll(files, n), s.flush()); err != nil {
+			t.Fatal(err)
+		}
+		if want := all[max(0, len(all)-n):]; strings.Join(got, "|") != strings.Join(want, "|") || len(got) != len(want) {
+			t.Errorf("last %d: %d lines, %.60q; want %.60q", n, len(got), got, want)
+		}
+	}
 }
 
 func TestALogIsToldWhateverIsInIt(t *testing.T) {

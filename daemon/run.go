@@ -25,8 +25,13 @@ type run struct {
 	err      error
 	detached bool
 
+	// turn is the place among the starts; nil where nothing had to be started.
+	turn *startTurn
+
 	// Guarded by supervised.mu.
 	ended bool
+	// begun tells that it waits no more for its turn.
+	begun bool
 	// halted tells that it is to end, so that its end is no reason for another start.
 	halted bool
 	// readyAt is when the runtime first answered; zero where it has not.
@@ -62,15 +67,14 @@ func (s *supervised) launch(ctx context.Context, due *retry) error {
 	// The context is not the caller's and not the daemon's: only a stop and the provider's Close end
 	// a run.
 	runCtx, end := context.WithCancel(context.Background())
-	r := &run{cancel: end, done: make(chan struct{})}
+	r := &run{cancel: end, done: make(chan struct{}), turn: s.sup.starts.join()}
 	s.run = r
 	before := s.version
 	s.mu.Unlock()
 
 	changed, cancel := s.watch()
 	defer cancel()
-	s.sup.work.Go(func() { s.end(r, s.unit.Start(runCtx)) })
-	s.sup.work.Go(func() { s.awaitReady(r) })
+	s.sup.work.Go(func() { s.end(r, s.take(runCtx, r)) })
 	for {
 		s.mu.Lock()
 		moved := s.version != before
@@ -89,6 +93,41 @@ func (s *supervised) launch(ctx context.Context, due *retry) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// take waits for the agent's turn to start, and then starts it and waits for its end.
+func (s *supervised) take(ctx context.Context, r *run) error {
+	waits := r.turn.place() > 0
+	if waits {
+		// That it waits is told as what will come.
+		status := executor.StatusStarting
+		if s.unit.Runtime() == nil {
+			status = executor.StatusPulling
+		}
+		s.unit.StatusTracker().Set(status)
+		s.publish()
+	}
+	closing := context.AfterFunc(s.sup.over, r.cancel)
+	err := r.turn.wait(ctx)
+	closing()
+	if s.sup.over.Err() != nil {
+		return system.ErrDetached
+	}
+	if err != nil {
+		s.unit.StatusTracker().SetUnless(executor.StatusStopped, executor.StatusFailed)
+		return nil
+	}
+	s.mu.Lock()
+	r.begun = true
+	s.mu.Unlock()
+	if waits {
+		s.publish()
+	}
+	s.sup.work.Go(func() {
+		defer r.turn.leave()
+		s.awaitReady(r)
+	})
+	return s.unit.Start(ctx)
 }
 
 // mayStart is called with mu held. Under that lock a daemon that stops its agents finds either the
@@ -111,6 +150,9 @@ func (s *supervised) mayStart() error {
 func (s *supervised) end(r *run, err error) {
 	r.err, r.detached = err, errors.Is(err, system.ErrDetached)
 	r.cancel()
+	if r.turn != nil {
+		r.turn.leave()
+	}
 	s.mu.Lock()
 	r.ended = true
 	if !r.detached {
@@ -129,7 +171,7 @@ func (s *supervised) end(r *run, err error) {
 // takeOver makes the runtime that an earlier daemon started this one's. answered tells that it was
 // ready before.
 func (s *supervised) takeOver(answered bool) {
-	r := &run{cancel: func() {}, done: make(chan struct{}), dated: true}
+	r := &run{cancel: func() {}, done: make(chan struct{}), dated: true, begun: true}
 	since := s.process().StartedAt
 	if answered {
 		r.readyAt = since
@@ -321,11 +363,18 @@ func (s *supervised) stop(ctx context.Context) error {
 	return s.halt(ctx)
 }
 
-// halt ends the run, and a restart that is due, without a word of what the operator wants.
+// halt ends the run, a restart that is due, and what the operator runs in the agent, without a word
+// of what the operator wants.
 func (s *supervised) halt(ctx context.Context) error {
 	if s.unit == nil {
 		return nil
 	}
+	return s.haltBy(ctx, s.unit.Stop)
+}
+
+// haltBy is halt with a way to end the runtime.
+func (s *supervised) haltBy(ctx context.Context, end func(context.Context) error) error {
+	defer s.endExecs()
 	s.mu.Lock()
 	r := s.run
 	if r != nil {
@@ -341,7 +390,7 @@ func (s *supervised) halt(ctx context.Context) error {
 	}
 	// A start that has not reached the executor yet ends by its context, any other by Stop.
 	r.cancel()
-	if err := s.unit.Stop(ctx); err != nil {
+	if err := end(ctx); err != nil {
 		return fmt.Errorf("stop agent %s: %w", s.name, err)
 	}
 	select {

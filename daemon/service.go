@@ -180,7 +180,14 @@ func (s *service) Logs(req *daemonv1.LogsRequest, out logStream) error {
 	if err != nil {
 		return err
 	}
-	err = readLog(out.Context(), s.sup.logPath(a.id), out.Send)
+	q := logQuery{follow: req.GetFollow(), sinceMs: req.GetSinceMs(), tail: -1}
+	if req.Tail != nil {
+		q.tail = int(req.GetTail())
+	}
+	if q.sinceMs < 0 || req.Tail != nil && q.tail < 0 {
+		return fail(codes.InvalidArgument, "", "logs of agent %s: a time or a number of lines is negative", a.name)
+	}
+	err = a.readLogs(out.Context(), s.ending, q, out.Send)
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
@@ -194,7 +201,7 @@ func (a *supervised) summary() *daemonv1.AgentSummary {
 		Id: a.id.String(), Name: a.name, Image: a.image, Digest: a.digest, Model: a.model,
 		Status: st.status.String(), Reason: string(st.reason), Message: st.message,
 		CreatedAtMs: milliseconds(a.created), StartedAtMs: milliseconds(started),
-		Attempts: int32(again.attempts), NextTryAtMs: again.nextMs,
+		Attempts: int32(again.attempts), NextTryAtMs: again.nextMs, QueuePlace: int32(a.place()),
 	}
 }
 
@@ -212,10 +219,11 @@ func (a *supervised) describe(ctx context.Context) *daemonv1.Agent {
 		Summary: a.summary(),
 		Root:    a.sup.home.path("agents", a.id.String(), "root"),
 		Pid:     int32(p.PID), MonitorPid: int32(p.MonitorPID), Uid: int64(p.UID),
-		Confinement: confinement(p.Confinement),
-		LastExit:    lastExit(p.LastExit),
-		LogFile:     a.sup.logPath(a.id),
-		Restart:     a.policy.String(), LastFailure: a.restartsNow().last,
+		Confinement:   confinement(p.Confinement),
+		LastExit:      lastExit(p.LastExit),
+		LogFile:       a.sup.logPath(a.id),
+		StopTimeoutMs: a.stopTimeout().Milliseconds(),
+		Restart:       a.policy.String(), LastFailure: a.restartsNow().last,
 	}
 	if a.unit == nil {
 		return out
@@ -225,6 +233,9 @@ func (a *supervised) describe(ctx context.Context) *daemonv1.Agent {
 	rt := a.unit.Runtime()
 	if rt == nil {
 		return out
+	}
+	for _, m := range rt.Source.Mounts {
+		out.Mounts = append(out.Mounts, &daemonv1.Mount{Host: m.Host, Target: m.Target, Description: m.Description, ReadOnly: m.ReadOnly})
 	}
 	if c := rt.Config; c != nil {
 		out.RuntimeRef, out.RuntimeDigest, out.Configs = c.Runtime.Ref, c.Runtime.Digest, c.Configs

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -54,13 +55,21 @@ type supervised struct {
 	restarts restarts
 	retry    *retry
 	watchers map[chan struct{}]struct{}
+	// execs are the BINs that run for the operator.
+	execs map[*execution]struct{}
+
+	// logMu is held for writing by a rotation of the log, which rotations counts, and for reading by
+	// whoever opens its files.
+	logMu     sync.RWMutex
+	rotations int
+	rotating  atomic.Bool
 }
 
 func newSupervised(sup *supervisor, r record) *supervised {
 	s := &supervised{
 		sup: sup, id: r.id, name: r.name, image: r.image, digest: r.digest, model: r.model,
 		created: r.created, started: r.started, told: r.state, policy: r.policy, restarts: r.state.restarts,
-		dirty: make(chan struct{}, 1), watchers: make(map[chan struct{}]struct{}),
+		dirty: make(chan struct{}, 1), watchers: make(map[chan struct{}]struct{}), execs: make(map[*execution]struct{}),
 	}
 	s.door = &door{agent: s}
 	return s
@@ -78,6 +87,16 @@ func (s *supervised) running() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.run != nil && !s.run.ended
+}
+
+// place is the agent's place among the starts that wait, 1 for the next; 0 where it waits for none.
+func (s *supervised) place() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.run == nil || s.run.turn == nil || s.run.ended {
+		return 0
+	}
+	return s.run.turn.place()
 }
 
 // watch returns a channel that gets a value after changes, and a function that ends that.
@@ -110,7 +129,7 @@ func (s *supervised) publish() {
 			now.message = s.cause(r)
 		}
 	}
-	if r := s.run; status == executor.StatusStarting && r != nil && !r.dated {
+	if r := s.run; status == executor.StatusStarting && r != nil && r.begun && !r.dated {
 		r.dated = true
 		s.started = time.Now()
 	}

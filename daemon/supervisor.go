@@ -32,7 +32,13 @@ type supervisor struct {
 	settings settings
 	backoff  backoff
 	logger   *slog.Logger
+	logs     *logWatch
 
+	starts *startQueue
+
+	// over is done when closing is closed.
+	over  context.Context
+	letGo context.CancelFunc
 	// closing is closed when the daemon lets go of its agents.
 	closing chan struct{}
 	// work counts every goroutine of an agent.
@@ -58,6 +64,13 @@ func (s *supervisor) list() []*supervised {
 		return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.id.String(), b.id.String()))
 	})
 	return out
+}
+
+// byID is nil for an agent that is not here.
+func (s *supervisor) byID(id uuid.UUID) *supervised {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.agents[id]
 }
 
 func (s *supervisor) add(a *supervised) {
@@ -280,6 +293,7 @@ func (s *supervisor) countRunning() int {
 // close lets go of the agents: those with a monitor run on.
 func (s *supervisor) close(ctx context.Context) error {
 	close(s.closing)
+	s.letGo()
 	err := s.gateway.Close(ctx)
 	err = errors.Join(err, s.provider.Close())
 	finished := make(chan struct{})

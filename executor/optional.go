@@ -59,8 +59,8 @@ type NotesAPI interface {
 
 // StreamExecer is Agent.Exec with readers and writers instead of strings, for input and output of any
 // length. Nil streams are empty input and dropped output. The result carries no output; what it says
-// of the exit is what Exec says. stdin is not read any more, and nothing is written any more, once
-// ExecStream has returned; a Read that blocks for ever must be ended by the caller.
+// of the exit is what Exec says. Once ExecStream has returned nothing is written any more, and stdin
+// is not read any more but for a Read that was under way when the BIN ended, which is not waited for.
 type StreamExecer interface {
 	ExecStream(ctx context.Context, bin string, args []string, stdin io.Reader, stdout, stderr io.Writer) ExecResult
 }

@@ -53,6 +53,9 @@ func (p *Process) Done() <-chan struct{} { return nil }
 // Exit returns the zero value.
 func (p *Process) Exit() Exit { return Exit{} }
 
+// SwitchLog returns ErrUnsupported.
+func (p *Process) SwitchLog(context.Context, *os.File) error { return supported(Off) }
+
 // Files returns ErrUnsupported.
 func (p *Process) Files(context.Context) (map[string]*os.File, error) { return nil, supported(Off) }
 

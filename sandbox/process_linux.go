@@ -262,7 +262,7 @@ func (p *Process) Close() error {
 }
 
 // call sends a request and waits for its answer.
-func (p *Process) call(ctx context.Context, m wire.Message) (answer, error) {
+func (p *Process) call(ctx context.Context, m wire.Message, fds ...int) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	reply := make(chan answer, 1)
@@ -272,7 +272,7 @@ func (p *Process) call(ctx context.Context, m wire.Message) (answer, error) {
 	id := m.Get(wire.ID)
 	p.calls[id] = reply
 	p.mu.Unlock()
-	if err := p.conn.Send(m); err != nil {
+	if err := p.conn.Send(m, fds...); err != nil {
 		p.forget(id, reply)
 		if errors.Is(err, wire.ErrSlow) {
 			return answer{}, fmt.Errorf("the monitor does not answer: %w", err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -22,7 +23,8 @@ import (
 	"github.com/otters-sh/otters/spec"
 )
 
-// stopGrace is how long a runtime has to exit after SIGTERM before everything it started is killed.
+// stopGrace is how long a runtime has to exit after SIGTERM before everything it started is killed,
+// where no other time was given.
 const stopGrace = 10 * time.Second
 
 // Agent implements executor.Agent over a process of this machine. It is safe for concurrent use and
@@ -51,6 +53,7 @@ type Agent struct {
 	stderr        io.Writer
 	gateway       func(net.Listener)
 	hostFS        billy.Filesystem
+	grace         time.Duration
 
 	// What the provider sets: nil or zero for an agent made by NewAgent alone.
 	provider *Provider
@@ -101,6 +104,8 @@ type activeRun struct {
 	// proc is the runtime's process once it was started; guarded by the agent's mu.
 	proc    process
 	started time.Time
+	// kill is set, under the agent's mu, for an end without grace.
+	kill bool
 }
 
 var (
@@ -134,7 +139,7 @@ func NewAgent(id uuid.UUID, fs billy.Filesystem, opts ...AgentOption) *Agent {
 }
 
 func newAgent(id uuid.UUID) *Agent {
-	return &Agent{id: id, uid: -1, dialer: DialerFunc(dialLoopback), prep: make(chan struct{}, 1)}
+	return &Agent{id: id, uid: -1, grace: stopGrace, dialer: DialerFunc(dialLoopback), prep: make(chan struct{}, 1)}
 }
 
 // UUID returns the agent's identifier, which never changes.
@@ -272,7 +277,7 @@ func (a *Agent) Run(ctx context.Context) error {
 // again. On an agent that never ran, Start behaves as Run.
 func (a *Agent) Start(ctx context.Context) error { return a.Run(ctx) }
 
-// Stop ends the runtime: SIGTERM, and after ten seconds SIGKILL to everything it ever started. It
+// Stop ends the runtime: SIGTERM, and after the grace of WithStopGrace SIGKILL to everything it ever started. It
 // blocks until Run has returned, or until ctx is done, whose error it then returns while the stop
 // goes on. It is a no-op on an agent that is not running.
 func (a *Agent) Stop(ctx context.Context) error {
@@ -289,6 +294,53 @@ func (a *Agent) Stop(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("stop agent %s: %w", a.id, ctx.Err())
 	}
+}
+
+// StopGrace is how long the runtime has to exit after SIGTERM. Ours.
+func (a *Agent) StopGrace() time.Duration { return a.grace }
+
+// Kill ends the runtime as Stop does, but without a grace: SIGKILL to everything it ever started, also
+// while a Stop waits. The agent is then stopped. Ours.
+func (a *Agent) Kill(ctx context.Context) error {
+	a.mu.Lock()
+	r := a.run
+	var proc process
+	if r != nil {
+		r.kill, proc = true, r.proc
+	}
+	a.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	r.cancel()
+	if proc != nil {
+		if err := proc.Stop(ctx, 0); err != nil && !errors.Is(err, sandbox.ErrNotRunning) {
+			return fmt.Errorf("kill agent %s: %w", a.id, err)
+		}
+	}
+	return a.Stop(ctx)
+}
+
+// Signal sends sig to the runtime alone. An exit that comes of it is one that nobody asked for. The
+// error wraps ErrNotRunning where no runtime runs. Ours.
+func (a *Agent) Signal(ctx context.Context, sig os.Signal) error {
+	a.mu.Lock()
+	var proc process
+	if a.run != nil {
+		proc = a.run.proc
+	}
+	a.mu.Unlock()
+	if proc == nil {
+		return fmt.Errorf("signal agent %s: %w", a.id, ErrNotRunning)
+	}
+	err := proc.Signal(ctx, sig)
+	if errors.Is(err, sandbox.ErrNotRunning) {
+		err = ErrNotRunning
+	}
+	if err != nil {
+		return fmt.Errorf("signal agent %s: %w", a.id, err)
+	}
+	return nil
 }
 
 // Remove deletes the agent's folder. A running agent is an error that wraps ErrRunning, one that Load

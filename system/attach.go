@@ -76,6 +76,7 @@ func (a *Agent) Attach(ctx context.Context) (bool, error) {
 	r.proc, r.started, a.unseen = proc, proc.StartedAt(), false
 	a.mu.Unlock()
 	close(r.launched)
+	a.resumeLog(ctx, proc)
 	a.tracker.Set(executor.StatusStarting)
 	go func() {
 		defer a.end(r)

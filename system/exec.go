@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 
@@ -19,10 +21,8 @@ import (
 // over it is read and dropped.
 const maxExecOutput = 4 << 20
 
-// Exec runs the declared BIN bin to its end: in the agent's environment less every token and key,
-// in its working folder, under its user id, in a process group of its own that is killed as a whole
-// when ctx ends. Output over 4 MiB a stream is dropped. The workspace must have been prepared;
-// without one, with an undeclared BIN or without a disk, Err says so.
+// Exec runs the declared BIN bin to its end, as ExecStream does, with its input and output as text.
+// Output over 4 MiB a stream is dropped.
 func (a *Agent) Exec(ctx context.Context, bin string, args []string, stdin string) executor.ExecResult {
 	stdout, stderr := &cappedBuffer{}, &cappedBuffer{}
 	res := a.ExecStream(ctx, bin, args, strings.NewReader(stdin), stdout, stderr)
@@ -30,15 +30,54 @@ func (a *Agent) Exec(ctx context.Context, bin string, args []string, stdin strin
 	return res
 }
 
-// ExecStream is Exec with streams of any length; see executor.StreamExecer. A stdin that is an
-// *os.File is handed to the BIN as it is; a Read of another one that is still blocked when the BIN
-// has exited is waited for ten seconds.
+// ExecStream is Exec with streams of any length; see executor.StreamExecer. It runs the declared BIN
+// bin to its end: in the agent's environment less every token and key, in its working folder, under
+// its user id, in a process group of its own that is killed as a whole when ctx ends, and when the
+// BIN has ended; the BIN itself also dies with this process. A stdin that is an *os.File is handed to
+// the BIN as it is; a Read of another one that is under way when the BIN has exited is not waited for.
+// The workspace must have been prepared; without one, with an undeclared BIN or without a disk, Err
+// says so.
 func (a *Agent) ExecStream(
 	ctx context.Context, bin string, args []string, stdin io.Reader, stdout, stderr io.Writer,
 ) executor.ExecResult {
 	fail := func(err error) executor.ExecResult {
 		return executor.ExecResult{ExitCode: -1, Err: fmt.Errorf("exec %s in agent %s: %w", bin, a.id, err)}
 	}
+	cmd, err := a.execCommand(bin, args)
+	if err != nil {
+		return fail(err)
+	}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	if file, ok := stdin.(*os.File); ok {
+		cmd.Stdin = file
+	} else if stdin != nil {
+		// A pipe of its own: the BIN's end must not wait for input that nobody sends.
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			return fail(err)
+		}
+		go func() {
+			_, _ = io.Copy(in, stdin)
+			_ = in.Close()
+		}()
+	}
+	err = runGroup(ctx, cmd)
+	if cmd.ProcessState == nil {
+		return fail(err)
+	}
+	res := executor.ExecResult{ExitCode: cmd.ProcessState.ExitCode()}
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		res = fail(ctx.Err())
+	case err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay):
+		res.Err = fail(err).Err
+	}
+	return res
+}
+
+// execCommand is a declared BIN, ready to be started.
+func (a *Agent) execCommand(bin string, args []string) (*exec.Cmd, error) {
 	a.mu.Lock()
 	rt := a.runtime
 	var env []string
@@ -48,42 +87,42 @@ func (a *Agent) ExecStream(
 	a.mu.Unlock()
 	switch {
 	case rt == nil:
-		return fail(errors.New("the agent has no workspace yet; run it first"))
+		return nil, errors.New("the agent has no workspace yet; run it first")
 	case !a.disk:
-		return fail(fmt.Errorf("%w: the workspace is not on disk", executor.ErrNotImplemented))
+		return nil, fmt.Errorf("%w: the workspace is not on disk", executor.ErrNotImplemented)
 	}
 	if err := declared(rt, bin); err != nil {
-		return fail(err)
+		return nil, err
 	}
 	cmd := exec.Command(filepath.Join(hostPath(a.fs, workspace.BinDir), bin), args...)
 	cmd.Env, cmd.Dir = env, hostPath(a.fs, workspace.WorkDir)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	dieWithParent(cmd.SysProcAttr)
 	if a.uid >= 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.uid)}
 	}
 	// A grandchild that keeps the pipes open must not keep the caller.
 	cmd.WaitDelay = stopGrace
-	if err := cmd.Start(); err != nil {
-		return fail(err)
-	}
-	err := waitGroup(ctx, cmd)
-	res := executor.ExecResult{ExitCode: cmd.ProcessState.ExitCode()}
-	var exit *exec.ExitError
-	switch {
-	case ctx.Err() != nil:
-		res.ExitCode, res.Err = -1, fail(ctx.Err()).Err
-	case err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay):
-		res.Err = fail(err).Err
-	}
-	return res
+	return cmd, nil
 }
 
-// waitGroup waits for cmd and kills its whole process group when ctx ends, and what is left of the
-// group after it.
-func waitGroup(ctx context.Context, cmd *exec.Cmd) error {
-	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }()
+// runGroup runs cmd and kills its whole process group when ctx ends, and what is left of the group
+// after it.
+func runGroup(ctx context.Context, cmd *exec.Cmd) error {
+	started, done := make(chan error, 1), make(chan error, 1)
+	go func() {
+		// To the kernel the parent is the thread that forked, so that one must stay.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			done <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		return err
+	}
 	kill := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	defer kill()
 	select {

@@ -38,6 +38,8 @@ type handle struct {
 	LocalRuntime   string                `json:"local_runtime,omitempty"`
 	Capabilities   []executor.Capability `json:"capabilities,omitempty"`
 	DaemonURL      string                `json:"daemon_url,omitempty"`
+	// StopGraceMs is nil for the default.
+	StopGraceMs *int64 `json:"stop_grace_ms,omitempty"`
 	// SealedToken is the value of OTTERS_AGENT_TOKEN.
 	SealedToken []byte `json:"sealed_agent_token,omitempty"`
 	// SealedEnvs are the values of ENV overrides by key.

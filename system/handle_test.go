@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
@@ -162,7 +163,7 @@ func TestTheHandlesFormatIsTheDocumentedOne(t *testing.T) {
 	dir := host(t)
 	a := created(t, provider(t, dir, rich), []system.AgentOption{
 		system.WithAgentToken("tok"), system.WithDaemonURL("u"), system.WithImageRef("i"), system.WithCapabilities([]executor.Capability{{Name: "c"}}),
-		system.WithMounts([]executor.Mount{{Host: source, Target: "/workspace/m"}}),
+		system.WithMounts([]executor.Mount{{Host: source, Target: "/workspace/m"}}), system.WithStopGrace(3 * time.Second),
 	}, everyKind(source)...)
 	running(t, a)
 	text, err := os.ReadFile(filepath.Join(dir, a.UUID().String(), "handle.json"))

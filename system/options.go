@@ -4,6 +4,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"time"
 
 	"github.com/go-git/go-billy/v5"
 	"github.com/google/uuid"
@@ -213,6 +214,12 @@ func WithStore(s oras.ReadOnlyTarget) AgentOption {
 // block; the agent closes the listener when the runtime has exited. Ours.
 func WithGateway(accept func(net.Listener)) AgentOption {
 	return func(a *Agent) { a.gateway = accept }
+}
+
+// WithStopGrace sets how long the runtime has to exit after SIGTERM before everything it started is
+// killed; the default is ten seconds, and 0 kills at once. It is kept in the agent's handle. Ours.
+func WithStopGrace(grace time.Duration) AgentOption {
+	return func(a *Agent) { a.grace = max(grace, 0) }
 }
 
 // AgentOptions returns the options of one agent; see Provider.LoadWithOptions.

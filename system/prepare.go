@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/go-git/go-billy/v5"
 	"github.com/go-git/go-billy/v5/util"
@@ -415,6 +416,10 @@ func (a *Agent) fillHandle() error {
 	h, s := a.handle, a.provider.sealer
 	h.Ref, h.Addr, h.ImageRef, h.LocalRuntime = a.ref, a.addr, a.imageRef, a.localRuntime
 	h.Mounts, h.Capabilities, h.DaemonURL = a.mounts, a.capabilities, a.daemonURL
+	if a.grace != stopGrace {
+		ms := a.grace.Milliseconds()
+		h.StopGraceMs = &ms
+	}
 	h.SealedToken = h.sealSecret(s, "agent token", a.agentToken)
 	if rec := record(a.overrides); rec != nil {
 		h.Overrides, h.OverrideMounts = rec.Clone(), rec.Mounts
@@ -430,6 +435,9 @@ func (h *handle) options(s *sealer) ([]AgentOption, error) {
 		return nil, err
 	}
 	opts := []AgentOption{WithAddr(h.Addr), WithImageRef(h.ImageRef), WithMounts(h.Mounts), WithCapabilities(h.Capabilities), WithDaemonURL(h.DaemonURL), WithAgentToken(token)}
+	if h.StopGraceMs != nil {
+		opts = append(opts, WithStopGrace(time.Duration(*h.StopGraceMs)*time.Millisecond))
+	}
 	if h.LocalRuntime != "" {
 		opts = append(opts, WithAgentLocalRuntime(h.LocalRuntime))
 	}

@@ -32,6 +32,8 @@ type process interface {
 	// Done is closed after the exit, and Exit is then set.
 	Done() <-chan struct{}
 	Exit() sandbox.Exit
+	// Signal sends a signal to the program alone.
+	Signal(ctx context.Context, sig os.Signal) error
 	// Stop ends it and everything it started.
 	Stop(ctx context.Context, grace time.Duration) error
 	// Close lets go of it; one that can't live on its own is stopped.
@@ -57,14 +59,17 @@ func (a *Agent) serve(outer, ctx context.Context, r *activeRun) error {
 
 // enter moves an agent that ran before to where a run begins.
 func (a *Agent) enter() {
+	a.mu.Lock()
+	prepared := a.runtime != nil
+	if !prepared {
+		a.prepErr = nil
+	}
+	a.mu.Unlock()
 	switch a.tracker.Get() {
 	case executor.StatusStopped, executor.StatusFailed:
-		if a.Runtime() != nil {
+		if prepared {
 			a.tracker.Set(executor.StatusStarting)
 		} else {
-			a.mu.Lock()
-			a.prepErr = nil
-			a.mu.Unlock()
 			a.tracker.Set(executor.StatusPulling)
 		}
 	}
@@ -115,8 +120,14 @@ func (a *Agent) watch(outer, ctx context.Context, r *activeRun) error {
 		return ErrDetached
 	case <-ctx.Done():
 		// The stop must come to its end whatever becomes of the caller.
-		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*stopGrace)
-		err := r.proc.Stop(stopCtx, stopGrace)
+		grace := a.grace
+		a.mu.Lock()
+		if r.kill {
+			grace = 0
+		}
+		a.mu.Unlock()
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+stopGrace)
+		err := r.proc.Stop(stopCtx, grace)
 		cancel()
 		if err != nil {
 			a.closeGateway()

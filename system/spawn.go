@@ -78,6 +78,16 @@ func exitOf(err error, tail *tailWriter) sandbox.Exit {
 func (s *spawned) Done() <-chan struct{} { return s.done }
 func (s *spawned) Exit() sandbox.Exit    { return s.exit }
 
+// Signal passes sig on.
+func (s *spawned) Signal(_ context.Context, sig os.Signal) error {
+	select {
+	case <-s.done:
+		return sandbox.ErrNotRunning
+	default:
+		return s.cmd.Signal(sig)
+	}
+}
+
 func (s *spawned) Stop(ctx context.Context, grace time.Duration) error {
 	if err := s.cmd.Signal(syscall.SIGTERM); err == nil {
 		timer := time.NewTimer(grace)

@@ -16,8 +16,9 @@ import (
 
 func (a *app) runCommand() *cobra.Command {
 	var req daemonv1.CreateAgentRequest
-	var envs, configs []string
+	var envs, configs, volumes []string
 	var detach bool
+	var grace time.Duration
 	cmd := &cobra.Command{
 		Use:   "run [flags] IMAGE|DIR",
 		Short: "Create an agent from an image or folder, start it and wait until it is ready",
@@ -39,6 +40,12 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 				req.Envs = append(req.Envs, &daemonv1.EnvVar{Key: kv[0], Value: kv[1]})
 			}
 			if req.Configs, err = settings(configs); err != nil {
+				return err
+			}
+			if req.Mounts, err = mounts(volumes); err != nil {
+				return err
+			}
+			if req.StopTimeoutMs, err = stopTimeout(cmd, grace); err != nil {
 				return err
 			}
 			if req.RuntimePath != "" {
@@ -74,6 +81,8 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 	cmd.Flags().StringVar(&req.RuntimePath, "runtime", "", "`path` of a local runtime program, in place of the image's")
 	cmd.Flags().StringArrayVarP(&envs, "env", "e", nil, "variable `K=V` for the agent; K alone takes the value from the environment; may be given several times")
 	cmd.Flags().StringVar(&req.Restart, "restart", "", "`policy` for an agent that ended: no, on-failure[:N], always or unless-stopped (default no)")
+	cmd.Flags().DurationVar(&grace, "stop-timeout", 10*time.Second, "`time` to exit after SIGTERM before everything the agent started is killed")
+	cmd.Flags().StringArrayVarP(&volumes, "volume", "v", nil, "show the agent a path of the host: `HOST:TARGET[:DESC][:ro]`; may be given several times")
 	cmd.Flags().StringArrayVar(&configs, "config", nil, "setting `K=V` in place of the image's CONFIG; may be given several times")
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait until the agent is ready")
 	return cmd
@@ -257,6 +266,9 @@ func statusOf(s *daemonv1.AgentSummary, now time.Time) string {
 	status := s.GetStatus()
 	if s.GetReason() != "" {
 		status += " (" + s.GetReason() + ")"
+	}
+	if s.GetQueuePlace() > 0 {
+		status += fmt.Sprintf(", place %d in the queue", s.GetQueuePlace())
 	}
 	if s.GetNextTryAtMs() > 0 {
 		wait := max(time.UnixMilli(s.GetNextTryAtMs()).Sub(now), 0).Round(time.Second)

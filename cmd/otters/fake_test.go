@@ -147,6 +147,48 @@ func (f *fake) StopAgent(_ context.Context, r *daemonv1.StopAgentRequest) (*daem
 	return &daemonv1.StopAgentResponse{Agent: a.GetSummary()}, err
 }
 
+func (f *fake) RestartAgent(_ context.Context, r *daemonv1.RestartAgentRequest) (*daemonv1.RestartAgentResponse, error) {
+	a, err := f.find(r.GetAgent())
+	return &daemonv1.RestartAgentResponse{Agent: a.GetSummary()}, errors.Join(err, f.note(r))
+}
+
+func (f *fake) KillAgent(_ context.Context, r *daemonv1.KillAgentRequest) (*daemonv1.KillAgentResponse, error) {
+	a, err := f.find(r.GetAgent())
+	return &daemonv1.KillAgentResponse{Agent: a.GetSummary()}, errors.Join(err, f.note(r))
+}
+
+// Exec writes the input back, to both streams, and ends with code 7, or waits where hang is set.
+func (f *fake) Exec(s grpc.BidiStreamingServer[daemonv1.ExecRequest, daemonv1.ExecResponse]) error {
+	start, err := s.Recv()
+	if err != nil {
+		return err
+	}
+	if err := f.note(start.GetStart()); err != nil {
+		return err
+	}
+	for !f.hang {
+		m, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		out := &daemonv1.ExecResponse{Part: &daemonv1.ExecResponse_Stdout{Stdout: m.GetStdin()}}
+		errs := &daemonv1.ExecResponse{Part: &daemonv1.ExecResponse_Stderr{Stderr: m.GetStdin()}}
+		if err := errors.Join(s.Send(out), s.Send(errs)); err != nil {
+			return err
+		}
+	}
+	if f.hang {
+		close(f.created)
+		<-s.Context().Done()
+		close(f.hungUp)
+		return s.Context().Err()
+	}
+	return s.Send(&daemonv1.ExecResponse{Part: &daemonv1.ExecResponse_Exit{Exit: &daemonv1.ExecExit{Code: 7}}})
+}
+
 func (f *fake) RemoveAgent(_ context.Context, r *daemonv1.RemoveAgentRequest) (*daemonv1.RemoveAgentResponse, error) {
 	if err := f.note(r); err != nil {
 		return nil, err
@@ -176,8 +218,11 @@ func (f *fake) Logs(r *daemonv1.LogsRequest, s grpc.ServerStreamingServer[daemon
 	if _, err := f.find(r.GetAgent()); err != nil {
 		return err
 	}
-	for _, line := range f.logs {
-		if err := s.Send(&daemonv1.LogsResponse{Stream: "stderr", Line: line}); err != nil {
+	if err := f.note(r); err != nil {
+		return err
+	}
+	for i, line := range f.logs {
+		if err := s.Send(&daemonv1.LogsResponse{Stream: "stderr", Line: line, AtMs: int64(i) * 1_700_000_000_123}); err != nil {
 			return err
 		}
 	}

@@ -49,6 +49,7 @@ func describe(a *daemonv1.Agent) []pair {
 		{"restart", a.GetRestart()},
 		{"restarts", restarts(s)},
 		{"last failure", a.GetLastFailure()},
+		{"stop timeout", (time.Duration(a.GetStopTimeoutMs()) * time.Millisecond).String()},
 		{"image", s.GetImage()},
 		{"digest", s.GetDigest()},
 		{"model", s.GetModel()},
@@ -69,6 +70,11 @@ func describe(a *daemonv1.Agent) []pair {
 	for _, k := range slices.Sorted(maps.Keys(a.GetConfigs())) {
 		configs = append(configs, k+"="+a.GetConfigs()[k])
 	}
+	var volumes []string
+	for _, m := range a.GetMounts() {
+		volumes = append(volumes, shown(m))
+	}
+	out = append(out, list("mounts", volumes)...)
 	out = append(out, list("tools", tools)...)
 	out = append(out, list("variables", a.GetEnvs())...)
 	out = append(out, list("config", configs)...)

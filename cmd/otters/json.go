@@ -38,6 +38,8 @@ type summaryJSON struct {
 	// Attempts counts restarts in a row; NextTryAt is empty where none is due.
 	Attempts  int32  `json:"attempts"`
 	NextTryAt string `json:"next_try_at"`
+	// QueuePlace is 1 for the agent that starts next, 0 for one that does not wait to start.
+	QueuePlace int32 `json:"queue_place"`
 }
 
 func newSummaryJSON(s *daemonv1.AgentSummary) summaryJSON {
@@ -45,7 +47,7 @@ func newSummaryJSON(s *daemonv1.AgentSummary) summaryJSON {
 		ID: s.GetId(), Name: s.GetName(), Image: s.GetImage(), Digest: s.GetDigest(), Model: s.GetModel(),
 		Status: s.GetStatus(), Reason: s.GetReason(), Message: s.GetMessage(),
 		CreatedAt: millis(s.GetCreatedAtMs()), StartedAt: millis(s.GetStartedAtMs()),
-		Attempts: s.GetAttempts(), NextTryAt: millis(s.GetNextTryAtMs()),
+		Attempts: s.GetAttempts(), NextTryAt: millis(s.GetNextTryAtMs()), QueuePlace: s.GetQueuePlace(),
 	}
 }
 
@@ -96,6 +98,9 @@ type agentJSON struct {
 	LogFile           string    `json:"log_file"`
 	Restart           string    `json:"restart"`
 	LastFailure       string    `json:"last_failure"`
+	StopTimeoutMs     int64     `json:"stop_timeout_ms"`
+	// Mounts are as -v has them: HOST:TARGET[:DESC][:ro].
+	Mounts []string `json:"mounts"`
 }
 
 func newAgentJSON(a *daemonv1.Agent) agentJSON {
@@ -104,12 +109,15 @@ func newAgentJSON(a *daemonv1.Agent) agentJSON {
 		Root:        a.GetRoot(), Address: a.GetAddress(), PID: a.GetPid(), MonitorPID: a.GetMonitorPid(), UID: a.GetUid(),
 		Confinement: newConfinementJSON(a.GetConfinement()),
 		RuntimeRef:  a.GetRuntimeRef(), RuntimeDigest: a.GetRuntimeDigest(),
-		Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
+		Mounts: []string{}, Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
 		ServeTokenChecked: a.GetServeTokenChecked(), LogFile: a.GetLogFile(),
-		Restart: a.GetRestart(), LastFailure: a.GetLastFailure(),
+		Restart: a.GetRestart(), LastFailure: a.GetLastFailure(), StopTimeoutMs: a.GetStopTimeoutMs(),
 	}
 	if out.Configs == nil {
 		out.Configs = map[string]string{}
+	}
+	for _, m := range a.GetMounts() {
+		out.Mounts = append(out.Mounts, shown(m))
 	}
 	for _, t := range a.GetTools() {
 		out.Tools = append(out.Tools, toolJSON{t.GetName(), t.GetDescription(), t.GetRef(), t.GetDigest()})

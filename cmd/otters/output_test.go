@@ -29,8 +29,9 @@ func someAgent() *daemonv1.Agent {
 			Status: "failed", Reason: "crashed", Message: "the runtime ended with code 1",
 			CreatedAtMs: 1_700_000_000_123, StartedAtMs: 1_700_000_001_000, Attempts: 2,
 		},
-		Restart: "on-failure:3", LastFailure: "crashed: exit code 1",
-		Root: "/o/agents/1/root", Address: "127.0.0.1:4000", Pid: 12, MonitorPid: 11, Uid: 231000,
+		Restart: "on-failure:3", LastFailure: "crashed: exit code 1", StopTimeoutMs: 1500,
+		Mounts: []*daemonv1.Mount{{Host: "/srv/a", Target: "workspace/a", Description: "my files", ReadOnly: true}},
+		Root:   "/o/agents/1/root", Address: "127.0.0.1:4000", Pid: 12, MonitorPid: 11, Uid: 231000,
 		Confinement: &daemonv1.Confinement{Level: "off", OwnUser: true, Enforced: []string{"It has a user of its own."}, Open: []string{"The network.", "Files of others that all may read."}},
 		RuntimeRef:  "otters/runtime", RuntimeDigest: "sha256:2222",
 		Tools:   []*daemonv1.Tool{{Name: "jq", Description: "reads JSON", Ref: "otters/tools/jq", Digest: "sha256:3333"}},
@@ -76,6 +77,7 @@ message       the runtime ended with code 1
 restart       on-failure:3
 restarts      2 in a row
 last failure  crashed: exit code 1
+stop timeout  1.5s
 image         guide:1
 digest        sha256:1111
 model         offline/otter
@@ -91,6 +93,7 @@ confinement   off: confinement by the kernel is not built yet, do not run what y
   enforced    It has a user of its own.
   open        The network.
               Files of others that all may read.
+mounts        /srv/a:workspace/a:my files:ro
 tools         jq  reads JSON
 variables     LANG
 config        a=b
@@ -118,9 +121,9 @@ func TestJSONIsStable(t *testing.T) {
 		Reference: "guide:1", Digest: "sha256:1111", MediaType: "m", Kind: "agent", Size: 9, CreatedAt: 1_700_000_000, Description: "<d>"}}})
 	cases := map[string]string{
 		"images": `[{"created_at":"2023-11-14T22:13:20.000Z","description":"<d>","digest":"sha256:1111","kind":"agent","media_type":"m","reference":"guide:1","size":9}]`,
-		"ps": `[{"attempts":2,"next_try_at":"","created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1","message":"the runtime ended with code 1",` +
+		"ps": `[{"attempts":2,"next_try_at":"","queue_place":0,"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1","message":"the runtime ended with code 1",` +
 			`"model":"offline/otter","name":"guide","reason":"crashed","started_at":"2023-11-14T22:13:21.000Z","status":"failed"}]`,
-		"inspect guide": `{"attempts":2,"next_try_at":"","restart":"on-failure:3","last_failure":"crashed: exit code 1","address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
+		"inspect guide": `{"attempts":2,"next_try_at":"","queue_place":0,"restart":"on-failure:3","last_failure":"crashed: exit code 1","stop_timeout_ms":1500,"mounts":["/srv/a:workspace/a:my files:ro"],"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
 			`"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","envs":["LANG"],"id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1",` +
 			`"last_exit":{"at":"2023-11-14T22:13:22.000Z","code":1,"signal":"","stderr":["reading","boom \u001b[31m"]},"log_file":"/o/agents/1/log","message":"the runtime ended with code 1","model":"offline/otter","monitor_pid":11,"name":"guide","pid":12,` +
 			`"reason":"crashed","root":"/o/agents/1/root","runtime_digest":"sha256:2222","runtime_ref":"otters/runtime","serve_token_checked":true,"started_at":"2023-11-14T22:13:21.000Z","status":"failed",` +
@@ -250,9 +253,10 @@ func TestRun(t *testing.T) {
 	f := &fake{states: []*daemonv1.AgentSummary{{Status: "starting"}, {Id: "0199aaaa", Name: "n", Status: "ready"}}}
 	socket := serve(t, f)
 	t.Setenv("OTTERS_TEST_VALUE", "from outside")
-	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "n", "--model", "p/m", "--runtime", "/r", "--restart", "on-failure:3", "--config", "max-steps=5", "--config", "k=", "-e", "A=1=2", "-e", "OTTERS_TEST_VALUE", "-e", "B="),
+	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "n", "--model", "p/m", "--runtime", "/r", "--restart", "on-failure:3", "--stop-timeout", "1.5s", "-v", "/a/:workspace/a", "-v", "/b:/mnt/b:notes:ro", "-v", "/c:mnt/c:ro", "--config", "max-steps=5", "--config", "k=", "-e", "A=1=2", "-e", "OTTERS_TEST_VALUE", "-e", "B="),
 		outcome{out: "n 0199aaaa ready\n"})
-	want := &daemonv1.CreateAgentRequest{Image: "guide:1", Name: "n", Model: "p/m", RuntimePath: "/r", Restart: "on-failure:3", Configs: map[string]string{"max-steps": "5", "k": ""},
+	want := &daemonv1.CreateAgentRequest{Image: "guide:1", Name: "n", Model: "p/m", RuntimePath: "/r", Restart: "on-failure:3", StopTimeoutMs: proto.Int64(1500),
+		Mounts: []*daemonv1.Mount{{Host: "/a", Target: "workspace/a"}, {Host: "/b", Target: "/mnt/b", Description: "notes", ReadOnly: true}, {Host: "/c", Target: "mnt/c", ReadOnly: true}}, Configs: map[string]string{"max-steps": "5", "k": ""},
 		Envs: []*daemonv1.EnvVar{{Key: "A", Value: "1=2"}, {Key: "OTTERS_TEST_VALUE", Value: "from outside"}, {Key: "B"}}}
 	if diff := cmp.Diff(proto.Message(want), f.last().(proto.Message), protocmp.Transform()); diff != "" {
 		t.Error(diff)
@@ -278,6 +282,11 @@ func TestAnAgentThatIsStartedAgainSaysWhen(t *testing.T) {
 		t.Error(got.out)
 	}
 	if got := otters(t.Context(), socket, "", "inspect", "guide"); !strings.Contains(got.out, "2 in a row, the last of them due at 2") {
+		t.Error(got.out)
+	}
+	queued := someAgent()
+	queued.Summary = &daemonv1.AgentSummary{Name: "q", Status: "starting", QueuePlace: 3}
+	if got := otters(t.Context(), serve(t, &fake{agents: []*daemonv1.Agent{queued}}), "", "ps"); !strings.Contains(got.out, "starting, place 3 in the queue") {
 		t.Error(got.out)
 	}
 	got := otters(t.Context(), socket, "", "run", "guide:1", "--name", "guide")

@@ -96,33 +96,6 @@ func readPrompt(ctx context.Context, in io.Reader) (string, error) {
 	}
 }
 
-func (a *app) logsCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "logs AGENT",
-		Short:             "Print what an agent's runtime wrote to its standard output and error",
-		Args:              exactly(1),
-		ValidArgsFunction: a.completeAgents,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), func(c *client.Client) error {
-				l := lines{w: a.out}
-				for entry, err := range c.Logs(cmd.Context(), args[0]) {
-					if err != nil {
-						return err
-					}
-					line := entry.GetLine()
-					if a.outTerm {
-						line = neutral(line, true)
-					}
-					if l.printf("%s\n", line); l.err != nil {
-						return l.err
-					}
-				}
-				return nil
-			})
-		},
-	}
-}
-
 // endings say what a person can do about a turn that did not come to its end.
 var endings = map[string]string{
 	"max_iterations": "ask for less at a time, or raise CONFIG max-iterations",

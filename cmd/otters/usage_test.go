@@ -44,6 +44,18 @@ func TestWrongUse(t *testing.T) {
 		{[]string{"run", "a", "-e", "A=1", "-e", "A=2"}, "-e A: given twice"},
 		{[]string{"run", "a", "--config", "K"}, "--config \"K\": want K=V"},
 		{[]string{"run", "a", "--config", "k=1", "--config", "k=2"}, "--config k: given twice"},
+		{[]string{"run", "a", "--stop-timeout", "-1s"}, "--stop-timeout -1s: is negative"},
+		{[]string{"run", "a", "--stop-timeout", "soon"}, "--stop-timeout"},
+		{[]string{"exec", "a"}, "exec: too few arguments (1); usage: otters exec AGENT BIN [ARG...]"},
+		{[]string{"logs", "a", "--since", "yesterday"}, "--since \"yesterday\": neither a length of time"},
+		{[]string{"logs", "a", "--since", "-1m"}, "--since \"-1m\""},
+		{[]string{"logs", "a", "--tail", "-1"}, "--tail \"-1\": want a number of lines, or all"},
+		{[]string{"logs", "a", "--tail", "some"}, "--tail \"some\""},
+		{[]string{"run", "a", "-v", "/x"}, "-v \"/x\": want HOST:TARGET[:DESC][:ro]"},
+		{[]string{"run", "a", "-v", ":x"}, "want HOST:TARGET[:DESC][:ro]"},
+		{[]string{"run", "a", "-v", "/a:b:c:d"}, "want HOST:TARGET[:DESC][:ro]"},
+		{[]string{"kill"}, "kill: too few arguments"},
+		{[]string{"restart", "a", "b"}, "restart: unexpected argument \"b\""},
 		{[]string{"build", "."}, "no name for the image"},
 		{[]string{"build", "-t", "a"}, "build: too few arguments"},
 		{[]string{"prompt", "a", ""}, "the text is empty"},
@@ -73,7 +85,7 @@ func TestEveryCommandWithoutDaemonSaysHowToStartOne(t *testing.T) {
 	want := outcome{code: 1, err: "otters: no daemon is running: socket " + socket + " is not there; start one with `otters daemon start`, or `ottersd` in the foreground\n"}
 	for _, args := range [][]string{
 		{"build", "-t", "a", dir}, {"images"}, {"run", "a"}, {"ps"}, {"inspect", "a"}, {"prompt", "a", "hi"},
-		{"logs", "a"}, {"stop", "a", "b"}, {"start", "a"}, {"rm", "a"}, {"info"},
+		{"logs", "a"}, {"stop", "a", "b"}, {"restart", "a"}, {"kill", "a"}, {"exec", "a", "b"}, {"start", "a"}, {"rm", "a"}, {"info"},
 	} {
 		t.Run(args[0], func(t *testing.T) { check(t, otters(t.Context(), socket, "", args...), want) })
 	}

@@ -61,7 +61,7 @@ func (m *monitor) acceptAll() {
 		if err != nil {
 			continue // the peer is gone already, or a passing lack of descriptors
 		}
-		c, err := wire.NewConn(fd, wire.MaxRequest, false)
+		c, err := wire.NewConn(fd, wire.MaxRequest, true)
 		if err != nil {
 			continue
 		}
@@ -102,13 +102,33 @@ func (m *monitor) serve(c *wire.Conn) {
 		if err != nil {
 			return
 		}
-		wire.CloseAll(fds)
-		m.requests <- request{msg, reply}
-		a := <-reply
+		var a answer
+		if msg.Get(wire.Op) == wire.OpLog {
+			// Not in the supervising goroutine, which a log that takes nothing must not hold up.
+			a = m.switchLog(msg, fds)
+		} else {
+			wire.CloseAll(fds)
+			m.requests <- request{msg, reply}
+			a = <-reply
+		}
 		if c.Send(a.msg, a.fds...) != nil {
 			return
 		}
 	}
+}
+
+// switchLog has the log go on in another file. Once it has answered nothing is written to the one
+// before.
+func (m *monitor) switchLog(msg wire.Message, fds []int) answer {
+	var a answer
+	if len(fds) != 1 {
+		wire.CloseAll(fds)
+		a.msg = refusal(errors.New("want one descriptor, got " + strconv.Itoa(len(fds))))
+	} else {
+		m.sink.to(fds[0])
+	}
+	a.msg.Add(wire.ID, msg.Get(wire.ID))
+	return a
 }
 
 // tell sends the exit to every controller that reads.

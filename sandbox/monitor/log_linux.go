@@ -35,11 +35,11 @@ type sink struct {
 
 // write appends whole lines, count of them, or none.
 func (s *sink) write(b []byte, count int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.fd < 0 || len(b) == 0 {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.lost > 0 {
 		note := appendLine(nil, "monitor", []byte(strconv.Itoa(s.lost)+" lines lost: the log could not be written"), false)
 		b = append(note, b...)
@@ -53,6 +53,16 @@ func (s *sink) write(b []byte, count int) {
 	if end, err := unix.Seek(s.fd, 0, unix.SEEK_CUR); err == nil && n > 0 {
 		_ = unix.Ftruncate(s.fd, end-int64(n)) // the disk has filled up in the middle of a line
 	}
+}
+
+// to has all further lines go to fd, which the sink then owns.
+func (s *sink) to(fd int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fd >= 0 {
+		_ = unix.Close(s.fd)
+	}
+	s.fd = fd
 }
 
 // pump starts reading the pipe of stream i.

@@ -47,6 +47,7 @@ const (
 	OpSignal  = "signal"
 	OpStop    = "stop"
 	OpFiles   = "files"
+	OpLog     = "log" // with the descriptor of the file that takes the log from now on
 	EventExit = "exit"
 )
 

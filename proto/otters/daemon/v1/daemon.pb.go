@@ -922,7 +922,12 @@ type CreateAgentRequest struct {
 	Configs map[string]string `protobuf:"bytes,6,rep,name=configs,proto3" json:"configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Restart policy: no, on-failure[:N], always or unless-stopped; empty is no. docs/supervision.md
 	// has the rules.
-	Restart       string `protobuf:"bytes,20,opt,name=restart,proto3" json:"restart,omitempty"`
+	Restart string `protobuf:"bytes,20,opt,name=restart,proto3" json:"restart,omitempty"`
+	// How long it has to exit after SIGTERM before everything it started is killed, in milliseconds, at
+	// most an hour; not set is ten seconds.
+	StopTimeoutMs *int64 `protobuf:"varint,21,opt,name=stop_timeout_ms,json=stopTimeoutMs,proto3,oneof" json:"stop_timeout_ms,omitempty"`
+	// Paths of the daemon's machine that the agent sees.
+	Mounts        []*Mount `protobuf:"bytes,22,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1006,6 +1011,91 @@ func (x *CreateAgentRequest) GetRestart() string {
 	return ""
 }
 
+func (x *CreateAgentRequest) GetStopTimeoutMs() int64 {
+	if x != nil && x.StopTimeoutMs != nil {
+		return *x.StopTimeoutMs
+	}
+	return 0
+}
+
+func (x *CreateAgentRequest) GetMounts() []*Mount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+type Mount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path on the daemon's machine.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// Where the agent sees it, below workspace, home, var/lib or mnt of its tree.
+	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	// What it is, for the model.
+	Description   string `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	ReadOnly      bool   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mount) Reset() {
+	*x = Mount{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mount) ProtoMessage() {}
+
+func (x *Mount) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mount.ProtoReflect.Descriptor instead.
+func (*Mount) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Mount) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Mount) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Mount) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Mount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 type CreateAgentResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Agent         *AgentSummary          `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -1015,7 +1105,7 @@ type CreateAgentResponse struct {
 
 func (x *CreateAgentResponse) Reset() {
 	*x = CreateAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[15]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1117,7 @@ func (x *CreateAgentResponse) String() string {
 func (*CreateAgentResponse) ProtoMessage() {}
 
 func (x *CreateAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[15]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1130,7 @@ func (x *CreateAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateAgentResponse.ProtoReflect.Descriptor instead.
 func (*CreateAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{15}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateAgentResponse) GetAgent() *AgentSummary {
@@ -1070,14 +1160,17 @@ type AgentSummary struct {
 	// Restarts since it was last ready for a minute, with the one that is due.
 	Attempts int32 `protobuf:"varint,20,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// Unix milliseconds of the next restart; 0 where none is due.
-	NextTryAtMs   int64 `protobuf:"varint,21,opt,name=next_try_at_ms,json=nextTryAtMs,proto3" json:"next_try_at_ms,omitempty"`
+	NextTryAtMs int64 `protobuf:"varint,21,opt,name=next_try_at_ms,json=nextTryAtMs,proto3" json:"next_try_at_ms,omitempty"`
+	// Its place among the agents that wait for their turn to start, 1 for the next; 0 where it does not
+	// wait.
+	QueuePlace    int32 `protobuf:"varint,22,opt,name=queue_place,json=queuePlace,proto3" json:"queue_place,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentSummary) Reset() {
 	*x = AgentSummary{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[16]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1182,7 @@ func (x *AgentSummary) String() string {
 func (*AgentSummary) ProtoMessage() {}
 
 func (x *AgentSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[16]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1195,7 @@ func (x *AgentSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentSummary.ProtoReflect.Descriptor instead.
 func (*AgentSummary) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{16}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AgentSummary) GetId() string {
@@ -1189,6 +1282,13 @@ func (x *AgentSummary) GetNextTryAtMs() int64 {
 	return 0
 }
 
+func (x *AgentSummary) GetQueuePlace() int32 {
+	if x != nil {
+		return x.QueuePlace
+	}
+	return 0
+}
+
 type ListAgentsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1197,7 +1297,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[17]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1309,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[17]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1322,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{17}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{18}
 }
 
 type ListAgentsResponse struct {
@@ -1234,7 +1334,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[18]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1246,7 +1346,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[18]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1259,7 +1359,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{18}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*AgentSummary {
@@ -1278,7 +1378,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[19]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1290,7 +1390,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[19]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1303,7 +1403,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{19}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetAgentRequest) GetAgent() string {
@@ -1322,7 +1422,7 @@ type GetAgentResponse struct {
 
 func (x *GetAgentResponse) Reset() {
 	*x = GetAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[20]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1334,7 +1434,7 @@ func (x *GetAgentResponse) String() string {
 func (*GetAgentResponse) ProtoMessage() {}
 
 func (x *GetAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[20]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1347,7 +1447,7 @@ func (x *GetAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentResponse.ProtoReflect.Descriptor instead.
 func (*GetAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{20}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetAgentResponse) GetAgent() *Agent {
@@ -1384,14 +1484,17 @@ type Agent struct {
 	// Restart policy.
 	Restart string `protobuf:"bytes,20,opt,name=restart,proto3" json:"restart,omitempty"`
 	// Why it last failed, "reason: message"; it stays when the agent runs again.
-	LastFailure   string `protobuf:"bytes,21,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	LastFailure string `protobuf:"bytes,21,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	// How long it has to exit after SIGTERM, in milliseconds.
+	StopTimeoutMs int64    `protobuf:"varint,22,opt,name=stop_timeout_ms,json=stopTimeoutMs,proto3" json:"stop_timeout_ms,omitempty"`
+	Mounts        []*Mount `protobuf:"bytes,23,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[21]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1506,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[21]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1519,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{21}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Agent) GetSummary() *AgentSummary {
@@ -1538,6 +1641,20 @@ func (x *Agent) GetLastFailure() string {
 	return ""
 }
 
+func (x *Agent) GetStopTimeoutMs() int64 {
+	if x != nil {
+		return x.StopTimeoutMs
+	}
+	return 0
+}
+
+func (x *Agent) GetMounts() []*Mount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
 type Tool struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1550,7 +1667,7 @@ type Tool struct {
 
 func (x *Tool) Reset() {
 	*x = Tool{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[22]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1679,7 @@ func (x *Tool) String() string {
 func (*Tool) ProtoMessage() {}
 
 func (x *Tool) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[22]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1692,7 @@ func (x *Tool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tool.ProtoReflect.Descriptor instead.
 func (*Tool) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{22}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Tool) GetName() string {
@@ -1622,7 +1739,7 @@ type LastExit struct {
 
 func (x *LastExit) Reset() {
 	*x = LastExit{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1634,7 +1751,7 @@ func (x *LastExit) String() string {
 func (*LastExit) ProtoMessage() {}
 
 func (x *LastExit) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1647,7 +1764,7 @@ func (x *LastExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastExit.ProtoReflect.Descriptor instead.
 func (*LastExit) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{23}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LastExit) GetCode() int32 {
@@ -1687,7 +1804,7 @@ type WatchAgentRequest struct {
 
 func (x *WatchAgentRequest) Reset() {
 	*x = WatchAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1816,7 @@ func (x *WatchAgentRequest) String() string {
 func (*WatchAgentRequest) ProtoMessage() {}
 
 func (x *WatchAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1829,7 @@ func (x *WatchAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchAgentRequest.ProtoReflect.Descriptor instead.
 func (*WatchAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{24}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WatchAgentRequest) GetAgent() string {
@@ -1731,7 +1848,7 @@ type WatchAgentResponse struct {
 
 func (x *WatchAgentResponse) Reset() {
 	*x = WatchAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1860,7 @@ func (x *WatchAgentResponse) String() string {
 func (*WatchAgentResponse) ProtoMessage() {}
 
 func (x *WatchAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1873,7 @@ func (x *WatchAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchAgentResponse.ProtoReflect.Descriptor instead.
 func (*WatchAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{25}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatchAgentResponse) GetAgent() *AgentSummary {
@@ -1775,7 +1892,7 @@ type StartAgentRequest struct {
 
 func (x *StartAgentRequest) Reset() {
 	*x = StartAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +1904,7 @@ func (x *StartAgentRequest) String() string {
 func (*StartAgentRequest) ProtoMessage() {}
 
 func (x *StartAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +1917,7 @@ func (x *StartAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartAgentRequest.ProtoReflect.Descriptor instead.
 func (*StartAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{26}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StartAgentRequest) GetAgent() string {
@@ -1819,7 +1936,7 @@ type StartAgentResponse struct {
 
 func (x *StartAgentResponse) Reset() {
 	*x = StartAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +1948,7 @@ func (x *StartAgentResponse) String() string {
 func (*StartAgentResponse) ProtoMessage() {}
 
 func (x *StartAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +1961,7 @@ func (x *StartAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartAgentResponse.ProtoReflect.Descriptor instead.
 func (*StartAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{27}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartAgentResponse) GetAgent() *AgentSummary {
@@ -1863,7 +1980,7 @@ type StopAgentRequest struct {
 
 func (x *StopAgentRequest) Reset() {
 	*x = StopAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1875,7 +1992,7 @@ func (x *StopAgentRequest) String() string {
 func (*StopAgentRequest) ProtoMessage() {}
 
 func (x *StopAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1888,7 +2005,7 @@ func (x *StopAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopAgentRequest.ProtoReflect.Descriptor instead.
 func (*StopAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{28}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StopAgentRequest) GetAgent() string {
@@ -1907,7 +2024,7 @@ type StopAgentResponse struct {
 
 func (x *StopAgentResponse) Reset() {
 	*x = StopAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1919,7 +2036,7 @@ func (x *StopAgentResponse) String() string {
 func (*StopAgentResponse) ProtoMessage() {}
 
 func (x *StopAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,7 +2049,7 @@ func (x *StopAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopAgentResponse.ProtoReflect.Descriptor instead.
 func (*StopAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{29}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StopAgentResponse) GetAgent() *AgentSummary {
@@ -1940,6 +2057,480 @@ func (x *StopAgentResponse) GetAgent() *AgentSummary {
 		return x.Agent
 	}
 	return nil
+}
+
+type RestartAgentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartAgentRequest) Reset() {
+	*x = RestartAgentRequest{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartAgentRequest) ProtoMessage() {}
+
+func (x *RestartAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartAgentRequest.ProtoReflect.Descriptor instead.
+func (*RestartAgentRequest) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RestartAgentRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+type RestartAgentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         *AgentSummary          `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartAgentResponse) Reset() {
+	*x = RestartAgentResponse{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartAgentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartAgentResponse) ProtoMessage() {}
+
+func (x *RestartAgentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartAgentResponse.ProtoReflect.Descriptor instead.
+func (*RestartAgentResponse) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *RestartAgentResponse) GetAgent() *AgentSummary {
+	if x != nil {
+		return x.Agent
+	}
+	return nil
+}
+
+type KillAgentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Name or number, such as SIGHUP, HUP or 1; empty is SIGKILL. SIGKILL goes to everything the agent
+	// ever started, and the agent is then stopped; any other goes to the runtime alone, and an exit that
+	// comes of it is one that nobody asked for.
+	Signal        string `protobuf:"bytes,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillAgentRequest) Reset() {
+	*x = KillAgentRequest{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillAgentRequest) ProtoMessage() {}
+
+func (x *KillAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillAgentRequest.ProtoReflect.Descriptor instead.
+func (*KillAgentRequest) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *KillAgentRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *KillAgentRequest) GetSignal() string {
+	if x != nil {
+		return x.Signal
+	}
+	return ""
+}
+
+type KillAgentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         *AgentSummary          `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillAgentResponse) Reset() {
+	*x = KillAgentResponse{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillAgentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillAgentResponse) ProtoMessage() {}
+
+func (x *KillAgentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillAgentResponse.ProtoReflect.Descriptor instead.
+func (*KillAgentResponse) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *KillAgentResponse) GetAgent() *AgentSummary {
+	if x != nil {
+		return x.Agent
+	}
+	return nil
+}
+
+type ExecRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Part:
+	//
+	//	*ExecRequest_Start
+	//	*ExecRequest_Stdin
+	Part          isExecRequest_Part `protobuf_oneof:"part"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecRequest) Reset() {
+	*x = ExecRequest{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecRequest) ProtoMessage() {}
+
+func (x *ExecRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
+func (*ExecRequest) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ExecRequest) GetPart() isExecRequest_Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetStart() *ExecStart {
+	if x != nil {
+		if x, ok := x.Part.(*ExecRequest_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetStdin() []byte {
+	if x != nil {
+		if x, ok := x.Part.(*ExecRequest_Stdin); ok {
+			return x.Stdin
+		}
+	}
+	return nil
+}
+
+type isExecRequest_Part interface {
+	isExecRequest_Part()
+}
+
+type ExecRequest_Start struct {
+	Start *ExecStart `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
+}
+
+type ExecRequest_Stdin struct {
+	// The next bytes of standard input.
+	Stdin []byte `protobuf:"bytes,2,opt,name=stdin,proto3,oneof"`
+}
+
+func (*ExecRequest_Start) isExecRequest_Part() {}
+
+func (*ExecRequest_Stdin) isExecRequest_Part() {}
+
+type ExecStart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Name of a BIN of the agent's.
+	Bin           string   `protobuf:"bytes,2,opt,name=bin,proto3" json:"bin,omitempty"`
+	Args          []string `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecStart) Reset() {
+	*x = ExecStart{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecStart) ProtoMessage() {}
+
+func (x *ExecStart) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
+func (*ExecStart) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ExecStart) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *ExecStart) GetBin() string {
+	if x != nil {
+		return x.Bin
+	}
+	return ""
+}
+
+func (x *ExecStart) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+type ExecResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Part:
+	//
+	//	*ExecResponse_Stdout
+	//	*ExecResponse_Stderr
+	//	*ExecResponse_Exit
+	Part          isExecResponse_Part `protobuf_oneof:"part"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecResponse) Reset() {
+	*x = ExecResponse{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecResponse) ProtoMessage() {}
+
+func (x *ExecResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
+func (*ExecResponse) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ExecResponse) GetPart() isExecResponse_Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetStdout() []byte {
+	if x != nil {
+		if x, ok := x.Part.(*ExecResponse_Stdout); ok {
+			return x.Stdout
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetStderr() []byte {
+	if x != nil {
+		if x, ok := x.Part.(*ExecResponse_Stderr); ok {
+			return x.Stderr
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetExit() *ExecExit {
+	if x != nil {
+		if x, ok := x.Part.(*ExecResponse_Exit); ok {
+			return x.Exit
+		}
+	}
+	return nil
+}
+
+type isExecResponse_Part interface {
+	isExecResponse_Part()
+}
+
+type ExecResponse_Stdout struct {
+	Stdout []byte `protobuf:"bytes,1,opt,name=stdout,proto3,oneof"`
+}
+
+type ExecResponse_Stderr struct {
+	Stderr []byte `protobuf:"bytes,2,opt,name=stderr,proto3,oneof"`
+}
+
+type ExecResponse_Exit struct {
+	Exit *ExecExit `protobuf:"bytes,3,opt,name=exit,proto3,oneof"`
+}
+
+func (*ExecResponse_Stdout) isExecResponse_Part() {}
+
+func (*ExecResponse_Stderr) isExecResponse_Part() {}
+
+func (*ExecResponse_Exit) isExecResponse_Part() {}
+
+type ExecExit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exit code; -1 where a signal ended the BIN.
+	Code          int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecExit) Reset() {
+	*x = ExecExit{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecExit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecExit) ProtoMessage() {}
+
+func (x *ExecExit) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
+func (*ExecExit) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ExecExit) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
 }
 
 type RemoveAgentRequest struct {
@@ -1953,7 +2544,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1965,7 +2556,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1978,7 +2569,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{30}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RemoveAgentRequest) GetAgent() string {
@@ -2005,7 +2596,7 @@ type RemoveAgentResponse struct {
 
 func (x *RemoveAgentResponse) Reset() {
 	*x = RemoveAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2608,7 @@ func (x *RemoveAgentResponse) String() string {
 func (*RemoveAgentResponse) ProtoMessage() {}
 
 func (x *RemoveAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2621,7 @@ func (x *RemoveAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentResponse.ProtoReflect.Descriptor instead.
 func (*RemoveAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{31}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RemoveAgentResponse) GetId() string {
@@ -2059,7 +2650,7 @@ type PromptRequest struct {
 
 func (x *PromptRequest) Reset() {
 	*x = PromptRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2662,7 @@ func (x *PromptRequest) String() string {
 func (*PromptRequest) ProtoMessage() {}
 
 func (x *PromptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2675,7 @@ func (x *PromptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptRequest.ProtoReflect.Descriptor instead.
 func (*PromptRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{32}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PromptRequest) GetAgent() string {
@@ -2129,7 +2720,7 @@ type PromptResponse struct {
 
 func (x *PromptResponse) Reset() {
 	*x = PromptResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2732,7 @@ func (x *PromptResponse) String() string {
 func (*PromptResponse) ProtoMessage() {}
 
 func (x *PromptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2745,7 @@ func (x *PromptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptResponse.ProtoReflect.Descriptor instead.
 func (*PromptResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{33}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PromptResponse) GetRunId() string {
@@ -2239,7 +2830,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2842,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2855,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{34}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Usage) GetInputTokens() int64 {
@@ -2296,15 +2887,21 @@ func (x *Usage) GetReasoningTokens() int64 {
 }
 
 type LogsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Go on with what is written from now on, across restarts, until the agent is removed.
+	Follow bool `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
+	// Leave out lines before this time, in unix milliseconds; 0 leaves out none.
+	SinceMs int64 `protobuf:"varint,3,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"`
+	// Begin with the last so many lines; not set begins with the first that is kept.
+	Tail          *int32 `protobuf:"varint,4,opt,name=tail,proto3,oneof" json:"tail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2913,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2926,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{35}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LogsRequest) GetAgent() string {
@@ -2337,6 +2934,27 @@ func (x *LogsRequest) GetAgent() string {
 		return x.Agent
 	}
 	return ""
+}
+
+func (x *LogsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+func (x *LogsRequest) GetSinceMs() int64 {
+	if x != nil {
+		return x.SinceMs
+	}
+	return 0
+}
+
+func (x *LogsRequest) GetTail() int32 {
+	if x != nil && x.Tail != nil {
+		return *x.Tail
+	}
+	return 0
 }
 
 type LogsResponse struct {
@@ -2352,7 +2970,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2982,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2995,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{36}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LogsResponse) GetAtMs() int64 {
@@ -2472,7 +3090,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\vdescription\x18\a \x01(\tR\vdescription\"0\n" +
 	"\x06EnvVar\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xc8\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xba\x03\n" +
 	"\x12CreateAgentRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2480,12 +3098,20 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\fruntime_path\x18\x04 \x01(\tR\vruntimePath\x12,\n" +
 	"\x04envs\x18\x05 \x03(\v2\x18.otters.daemon.v1.EnvVarR\x04envs\x12K\n" +
 	"\aconfigs\x18\x06 \x03(\v21.otters.daemon.v1.CreateAgentRequest.ConfigsEntryR\aconfigs\x12\x18\n" +
-	"\arestart\x18\x14 \x01(\tR\arestart\x1a:\n" +
+	"\arestart\x18\x14 \x01(\tR\arestart\x12+\n" +
+	"\x0fstop_timeout_ms\x18\x15 \x01(\x03H\x00R\rstopTimeoutMs\x88\x01\x01\x12/\n" +
+	"\x06mounts\x18\x16 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x12\n" +
+	"\x10_stop_timeout_ms\"r\n" +
+	"\x05Mount\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\x12\x1b\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"K\n" +
 	"\x13CreateAgentResponse\x124\n" +
-	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"\xc9\x02\n" +
+	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"\xea\x02\n" +
 	"\fAgentSummary\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2499,14 +3125,16 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\rstarted_at_ms\x18\n" +
 	" \x01(\x03R\vstartedAtMs\x12\x1a\n" +
 	"\battempts\x18\x14 \x01(\x05R\battempts\x12#\n" +
-	"\x0enext_try_at_ms\x18\x15 \x01(\x03R\vnextTryAtMs\"\x13\n" +
+	"\x0enext_try_at_ms\x18\x15 \x01(\x03R\vnextTryAtMs\x12\x1f\n" +
+	"\vqueue_place\x18\x16 \x01(\x05R\n" +
+	"queuePlace\"\x13\n" +
 	"\x11ListAgentsRequest\"L\n" +
 	"\x12ListAgentsResponse\x126\n" +
 	"\x06agents\x18\x01 \x03(\v2\x1e.otters.daemon.v1.AgentSummaryR\x06agents\"'\n" +
 	"\x0fGetAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"A\n" +
 	"\x10GetAgentResponse\x12-\n" +
-	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xbc\x05\n" +
+	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\x95\x06\n" +
 	"\x05Agent\x128\n" +
 	"\asummary\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\asummary\x12\x12\n" +
 	"\x04root\x18\x02 \x01(\tR\x04root\x12\x18\n" +
@@ -2527,7 +3155,9 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x13serve_token_checked\x18\x0e \x01(\bR\x11serveTokenChecked\x12\x19\n" +
 	"\blog_file\x18\x0f \x01(\tR\alogFile\x12\x18\n" +
 	"\arestart\x18\x14 \x01(\tR\arestart\x12!\n" +
-	"\flast_failure\x18\x15 \x01(\tR\vlastFailure\x1a:\n" +
+	"\flast_failure\x18\x15 \x01(\tR\vlastFailure\x12&\n" +
+	"\x0fstop_timeout_ms\x18\x16 \x01(\x03R\rstopTimeoutMs\x12/\n" +
+	"\x06mounts\x18\x17 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"f\n" +
@@ -2552,7 +3182,31 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x10StopAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"I\n" +
 	"\x11StopAgentResponse\x124\n" +
+	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"+\n" +
+	"\x13RestartAgentRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\"L\n" +
+	"\x14RestartAgentResponse\x124\n" +
 	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"@\n" +
+	"\x10KillAgentRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06signal\x18\x02 \x01(\tR\x06signal\"I\n" +
+	"\x11KillAgentResponse\x124\n" +
+	"\x05agent\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\x05agent\"b\n" +
+	"\vExecRequest\x123\n" +
+	"\x05start\x18\x01 \x01(\v2\x1b.otters.daemon.v1.ExecStartH\x00R\x05start\x12\x16\n" +
+	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdinB\x06\n" +
+	"\x04part\"G\n" +
+	"\tExecStart\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x10\n" +
+	"\x03bin\x18\x02 \x01(\tR\x03bin\x12\x12\n" +
+	"\x04args\x18\x03 \x03(\tR\x04args\"|\n" +
+	"\fExecResponse\x12\x18\n" +
+	"\x06stdout\x18\x01 \x01(\fH\x00R\x06stdout\x12\x18\n" +
+	"\x06stderr\x18\x02 \x01(\fH\x00R\x06stderr\x120\n" +
+	"\x04exit\x18\x03 \x01(\v2\x1a.otters.daemon.v1.ExecExitH\x00R\x04exitB\x06\n" +
+	"\x04part\"\x1e\n" +
+	"\bExecExit\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\"@\n" +
 	"\x12RemoveAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"9\n" +
@@ -2582,13 +3236,18 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\finput_tokens\x18\x01 \x01(\x03R\vinputTokens\x12#\n" +
 	"\routput_tokens\x18\x02 \x01(\x03R\foutputTokens\x12#\n" +
 	"\rcached_tokens\x18\x03 \x01(\x03R\fcachedTokens\x12)\n" +
-	"\x10reasoning_tokens\x18\x04 \x01(\x03R\x0freasoningTokens\"#\n" +
+	"\x10reasoning_tokens\x18\x04 \x01(\x03R\x0freasoningTokens\"x\n" +
 	"\vLogsRequest\x12\x14\n" +
-	"\x05agent\x18\x01 \x01(\tR\x05agent\"O\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x19\n" +
+	"\bsince_ms\x18\x03 \x01(\x03R\asinceMs\x12\x17\n" +
+	"\x04tail\x18\x04 \x01(\x05H\x00R\x04tail\x88\x01\x01B\a\n" +
+	"\x05_tail\"O\n" +
 	"\fLogsResponse\x12\x13\n" +
 	"\x05at_ms\x18\x01 \x01(\x03R\x04atMs\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x12\n" +
-	"\x04line\x18\x03 \x01(\tR\x04line2\xd4\b\n" +
+	"\x04line\x18\x03 \x01(\tR\x04line2\xd4\n" +
+	"\n" +
 	"\rDaemonService\x12E\n" +
 	"\x04Info\x12\x1d.otters.daemon.v1.InfoRequest\x1a\x1e.otters.daemon.v1.InfoResponse\x12Q\n" +
 	"\bShutdown\x12!.otters.daemon.v1.ShutdownRequest\x1a\".otters.daemon.v1.ShutdownResponse\x12J\n" +
@@ -2604,7 +3263,10 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\n" +
 	"StartAgent\x12#.otters.daemon.v1.StartAgentRequest\x1a$.otters.daemon.v1.StartAgentResponse\x12T\n" +
 	"\tStopAgent\x12\".otters.daemon.v1.StopAgentRequest\x1a#.otters.daemon.v1.StopAgentResponse\x12Z\n" +
-	"\vRemoveAgent\x12$.otters.daemon.v1.RemoveAgentRequest\x1a%.otters.daemon.v1.RemoveAgentResponse\x12M\n" +
+	"\vRemoveAgent\x12$.otters.daemon.v1.RemoveAgentRequest\x1a%.otters.daemon.v1.RemoveAgentResponse\x12]\n" +
+	"\fRestartAgent\x12%.otters.daemon.v1.RestartAgentRequest\x1a&.otters.daemon.v1.RestartAgentResponse\x12T\n" +
+	"\tKillAgent\x12\".otters.daemon.v1.KillAgentRequest\x1a#.otters.daemon.v1.KillAgentResponse\x12I\n" +
+	"\x04Exec\x12\x1d.otters.daemon.v1.ExecRequest\x1a\x1e.otters.daemon.v1.ExecResponse(\x010\x01\x12M\n" +
 	"\x06Prompt\x12\x1f.otters.daemon.v1.PromptRequest\x1a .otters.daemon.v1.PromptResponse0\x01\x12G\n" +
 	"\x04Logs\x12\x1d.otters.daemon.v1.LogsRequest\x1a\x1e.otters.daemon.v1.LogsResponse0\x01B=Z;github.com/otters-sh/otters/proto/otters/daemon/v1;daemonv1b\x06proto3"
 
@@ -2620,100 +3282,121 @@ func file_otters_daemon_v1_daemon_proto_rawDescGZIP() []byte {
 	return file_otters_daemon_v1_daemon_proto_rawDescData
 }
 
-var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_otters_daemon_v1_daemon_proto_goTypes = []any{
-	(*AmbiguousName)(nil),       // 0: otters.daemon.v1.AmbiguousName
-	(*Hint)(nil),                // 1: otters.daemon.v1.Hint
-	(*InfoRequest)(nil),         // 2: otters.daemon.v1.InfoRequest
-	(*InfoResponse)(nil),        // 3: otters.daemon.v1.InfoResponse
-	(*Confinement)(nil),         // 4: otters.daemon.v1.Confinement
-	(*ShutdownRequest)(nil),     // 5: otters.daemon.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),    // 6: otters.daemon.v1.ShutdownResponse
-	(*BuildRequest)(nil),        // 7: otters.daemon.v1.BuildRequest
-	(*BuildOptions)(nil),        // 8: otters.daemon.v1.BuildOptions
-	(*BuildResponse)(nil),       // 9: otters.daemon.v1.BuildResponse
-	(*ListImagesRequest)(nil),   // 10: otters.daemon.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),  // 11: otters.daemon.v1.ListImagesResponse
-	(*Image)(nil),               // 12: otters.daemon.v1.Image
-	(*EnvVar)(nil),              // 13: otters.daemon.v1.EnvVar
-	(*CreateAgentRequest)(nil),  // 14: otters.daemon.v1.CreateAgentRequest
-	(*CreateAgentResponse)(nil), // 15: otters.daemon.v1.CreateAgentResponse
-	(*AgentSummary)(nil),        // 16: otters.daemon.v1.AgentSummary
-	(*ListAgentsRequest)(nil),   // 17: otters.daemon.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),  // 18: otters.daemon.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),     // 19: otters.daemon.v1.GetAgentRequest
-	(*GetAgentResponse)(nil),    // 20: otters.daemon.v1.GetAgentResponse
-	(*Agent)(nil),               // 21: otters.daemon.v1.Agent
-	(*Tool)(nil),                // 22: otters.daemon.v1.Tool
-	(*LastExit)(nil),            // 23: otters.daemon.v1.LastExit
-	(*WatchAgentRequest)(nil),   // 24: otters.daemon.v1.WatchAgentRequest
-	(*WatchAgentResponse)(nil),  // 25: otters.daemon.v1.WatchAgentResponse
-	(*StartAgentRequest)(nil),   // 26: otters.daemon.v1.StartAgentRequest
-	(*StartAgentResponse)(nil),  // 27: otters.daemon.v1.StartAgentResponse
-	(*StopAgentRequest)(nil),    // 28: otters.daemon.v1.StopAgentRequest
-	(*StopAgentResponse)(nil),   // 29: otters.daemon.v1.StopAgentResponse
-	(*RemoveAgentRequest)(nil),  // 30: otters.daemon.v1.RemoveAgentRequest
-	(*RemoveAgentResponse)(nil), // 31: otters.daemon.v1.RemoveAgentResponse
-	(*PromptRequest)(nil),       // 32: otters.daemon.v1.PromptRequest
-	(*PromptResponse)(nil),      // 33: otters.daemon.v1.PromptResponse
-	(*Usage)(nil),               // 34: otters.daemon.v1.Usage
-	(*LogsRequest)(nil),         // 35: otters.daemon.v1.LogsRequest
-	(*LogsResponse)(nil),        // 36: otters.daemon.v1.LogsResponse
-	nil,                         // 37: otters.daemon.v1.BuildOptions.BuildArgsEntry
-	nil,                         // 38: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
-	nil,                         // 39: otters.daemon.v1.Agent.ConfigsEntry
+	(*AmbiguousName)(nil),        // 0: otters.daemon.v1.AmbiguousName
+	(*Hint)(nil),                 // 1: otters.daemon.v1.Hint
+	(*InfoRequest)(nil),          // 2: otters.daemon.v1.InfoRequest
+	(*InfoResponse)(nil),         // 3: otters.daemon.v1.InfoResponse
+	(*Confinement)(nil),          // 4: otters.daemon.v1.Confinement
+	(*ShutdownRequest)(nil),      // 5: otters.daemon.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),     // 6: otters.daemon.v1.ShutdownResponse
+	(*BuildRequest)(nil),         // 7: otters.daemon.v1.BuildRequest
+	(*BuildOptions)(nil),         // 8: otters.daemon.v1.BuildOptions
+	(*BuildResponse)(nil),        // 9: otters.daemon.v1.BuildResponse
+	(*ListImagesRequest)(nil),    // 10: otters.daemon.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),   // 11: otters.daemon.v1.ListImagesResponse
+	(*Image)(nil),                // 12: otters.daemon.v1.Image
+	(*EnvVar)(nil),               // 13: otters.daemon.v1.EnvVar
+	(*CreateAgentRequest)(nil),   // 14: otters.daemon.v1.CreateAgentRequest
+	(*Mount)(nil),                // 15: otters.daemon.v1.Mount
+	(*CreateAgentResponse)(nil),  // 16: otters.daemon.v1.CreateAgentResponse
+	(*AgentSummary)(nil),         // 17: otters.daemon.v1.AgentSummary
+	(*ListAgentsRequest)(nil),    // 18: otters.daemon.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),   // 19: otters.daemon.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),      // 20: otters.daemon.v1.GetAgentRequest
+	(*GetAgentResponse)(nil),     // 21: otters.daemon.v1.GetAgentResponse
+	(*Agent)(nil),                // 22: otters.daemon.v1.Agent
+	(*Tool)(nil),                 // 23: otters.daemon.v1.Tool
+	(*LastExit)(nil),             // 24: otters.daemon.v1.LastExit
+	(*WatchAgentRequest)(nil),    // 25: otters.daemon.v1.WatchAgentRequest
+	(*WatchAgentResponse)(nil),   // 26: otters.daemon.v1.WatchAgentResponse
+	(*StartAgentRequest)(nil),    // 27: otters.daemon.v1.StartAgentRequest
+	(*StartAgentResponse)(nil),   // 28: otters.daemon.v1.StartAgentResponse
+	(*StopAgentRequest)(nil),     // 29: otters.daemon.v1.StopAgentRequest
+	(*StopAgentResponse)(nil),    // 30: otters.daemon.v1.StopAgentResponse
+	(*RestartAgentRequest)(nil),  // 31: otters.daemon.v1.RestartAgentRequest
+	(*RestartAgentResponse)(nil), // 32: otters.daemon.v1.RestartAgentResponse
+	(*KillAgentRequest)(nil),     // 33: otters.daemon.v1.KillAgentRequest
+	(*KillAgentResponse)(nil),    // 34: otters.daemon.v1.KillAgentResponse
+	(*ExecRequest)(nil),          // 35: otters.daemon.v1.ExecRequest
+	(*ExecStart)(nil),            // 36: otters.daemon.v1.ExecStart
+	(*ExecResponse)(nil),         // 37: otters.daemon.v1.ExecResponse
+	(*ExecExit)(nil),             // 38: otters.daemon.v1.ExecExit
+	(*RemoveAgentRequest)(nil),   // 39: otters.daemon.v1.RemoveAgentRequest
+	(*RemoveAgentResponse)(nil),  // 40: otters.daemon.v1.RemoveAgentResponse
+	(*PromptRequest)(nil),        // 41: otters.daemon.v1.PromptRequest
+	(*PromptResponse)(nil),       // 42: otters.daemon.v1.PromptResponse
+	(*Usage)(nil),                // 43: otters.daemon.v1.Usage
+	(*LogsRequest)(nil),          // 44: otters.daemon.v1.LogsRequest
+	(*LogsResponse)(nil),         // 45: otters.daemon.v1.LogsResponse
+	nil,                          // 46: otters.daemon.v1.BuildOptions.BuildArgsEntry
+	nil,                          // 47: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	nil,                          // 48: otters.daemon.v1.Agent.ConfigsEntry
 }
 var file_otters_daemon_v1_daemon_proto_depIdxs = []int32{
-	16, // 0: otters.daemon.v1.AmbiguousName.candidates:type_name -> otters.daemon.v1.AgentSummary
+	17, // 0: otters.daemon.v1.AmbiguousName.candidates:type_name -> otters.daemon.v1.AgentSummary
 	4,  // 1: otters.daemon.v1.InfoResponse.confinement:type_name -> otters.daemon.v1.Confinement
 	8,  // 2: otters.daemon.v1.BuildRequest.options:type_name -> otters.daemon.v1.BuildOptions
-	37, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
+	46, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
 	12, // 4: otters.daemon.v1.ListImagesResponse.images:type_name -> otters.daemon.v1.Image
 	13, // 5: otters.daemon.v1.CreateAgentRequest.envs:type_name -> otters.daemon.v1.EnvVar
-	38, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
-	16, // 7: otters.daemon.v1.CreateAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	16, // 8: otters.daemon.v1.ListAgentsResponse.agents:type_name -> otters.daemon.v1.AgentSummary
-	21, // 9: otters.daemon.v1.GetAgentResponse.agent:type_name -> otters.daemon.v1.Agent
-	16, // 10: otters.daemon.v1.Agent.summary:type_name -> otters.daemon.v1.AgentSummary
-	4,  // 11: otters.daemon.v1.Agent.confinement:type_name -> otters.daemon.v1.Confinement
-	22, // 12: otters.daemon.v1.Agent.tools:type_name -> otters.daemon.v1.Tool
-	39, // 13: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
-	23, // 14: otters.daemon.v1.Agent.last_exit:type_name -> otters.daemon.v1.LastExit
-	16, // 15: otters.daemon.v1.WatchAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	16, // 16: otters.daemon.v1.StartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	16, // 17: otters.daemon.v1.StopAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	34, // 18: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
-	2,  // 19: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
-	5,  // 20: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
-	7,  // 21: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
-	10, // 22: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
-	14, // 23: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
-	17, // 24: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
-	19, // 25: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
-	24, // 26: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
-	26, // 27: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
-	28, // 28: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
-	30, // 29: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
-	32, // 30: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
-	35, // 31: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
-	3,  // 32: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
-	6,  // 33: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
-	9,  // 34: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
-	11, // 35: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
-	15, // 36: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
-	18, // 37: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
-	20, // 38: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
-	25, // 39: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
-	27, // 40: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
-	29, // 41: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
-	31, // 42: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
-	33, // 43: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
-	36, // 44: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
-	32, // [32:45] is the sub-list for method output_type
-	19, // [19:32] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	47, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	15, // 7: otters.daemon.v1.CreateAgentRequest.mounts:type_name -> otters.daemon.v1.Mount
+	17, // 8: otters.daemon.v1.CreateAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 9: otters.daemon.v1.ListAgentsResponse.agents:type_name -> otters.daemon.v1.AgentSummary
+	22, // 10: otters.daemon.v1.GetAgentResponse.agent:type_name -> otters.daemon.v1.Agent
+	17, // 11: otters.daemon.v1.Agent.summary:type_name -> otters.daemon.v1.AgentSummary
+	4,  // 12: otters.daemon.v1.Agent.confinement:type_name -> otters.daemon.v1.Confinement
+	23, // 13: otters.daemon.v1.Agent.tools:type_name -> otters.daemon.v1.Tool
+	48, // 14: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
+	24, // 15: otters.daemon.v1.Agent.last_exit:type_name -> otters.daemon.v1.LastExit
+	15, // 16: otters.daemon.v1.Agent.mounts:type_name -> otters.daemon.v1.Mount
+	17, // 17: otters.daemon.v1.WatchAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 18: otters.daemon.v1.StartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 19: otters.daemon.v1.StopAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 20: otters.daemon.v1.RestartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 21: otters.daemon.v1.KillAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	36, // 22: otters.daemon.v1.ExecRequest.start:type_name -> otters.daemon.v1.ExecStart
+	38, // 23: otters.daemon.v1.ExecResponse.exit:type_name -> otters.daemon.v1.ExecExit
+	43, // 24: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
+	2,  // 25: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
+	5,  // 26: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
+	7,  // 27: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
+	10, // 28: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
+	14, // 29: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
+	18, // 30: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
+	20, // 31: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
+	25, // 32: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
+	27, // 33: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
+	29, // 34: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
+	39, // 35: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
+	31, // 36: otters.daemon.v1.DaemonService.RestartAgent:input_type -> otters.daemon.v1.RestartAgentRequest
+	33, // 37: otters.daemon.v1.DaemonService.KillAgent:input_type -> otters.daemon.v1.KillAgentRequest
+	35, // 38: otters.daemon.v1.DaemonService.Exec:input_type -> otters.daemon.v1.ExecRequest
+	41, // 39: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
+	44, // 40: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
+	3,  // 41: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
+	6,  // 42: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
+	9,  // 43: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
+	11, // 44: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
+	16, // 45: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
+	19, // 46: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
+	21, // 47: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
+	26, // 48: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
+	28, // 49: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
+	30, // 50: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
+	40, // 51: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
+	32, // 52: otters.daemon.v1.DaemonService.RestartAgent:output_type -> otters.daemon.v1.RestartAgentResponse
+	34, // 53: otters.daemon.v1.DaemonService.KillAgent:output_type -> otters.daemon.v1.KillAgentResponse
+	37, // 54: otters.daemon.v1.DaemonService.Exec:output_type -> otters.daemon.v1.ExecResponse
+	42, // 55: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
+	45, // 56: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
+	41, // [41:57] is the sub-list for method output_type
+	25, // [25:41] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_otters_daemon_v1_daemon_proto_init() }
@@ -2725,13 +3408,24 @@ func file_otters_daemon_v1_daemon_proto_init() {
 		(*BuildRequest_Options)(nil),
 		(*BuildRequest_Archive)(nil),
 	}
+	file_otters_daemon_v1_daemon_proto_msgTypes[14].OneofWrappers = []any{}
+	file_otters_daemon_v1_daemon_proto_msgTypes[35].OneofWrappers = []any{
+		(*ExecRequest_Start)(nil),
+		(*ExecRequest_Stdin)(nil),
+	}
+	file_otters_daemon_v1_daemon_proto_msgTypes[37].OneofWrappers = []any{
+		(*ExecResponse_Stdout)(nil),
+		(*ExecResponse_Stderr)(nil),
+		(*ExecResponse_Exit)(nil),
+	}
+	file_otters_daemon_v1_daemon_proto_msgTypes[44].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_otters_daemon_v1_daemon_proto_rawDesc), len(file_otters_daemon_v1_daemon_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,19 +22,22 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	DaemonService_Info_FullMethodName        = "/otters.daemon.v1.DaemonService/Info"
-	DaemonService_Shutdown_FullMethodName    = "/otters.daemon.v1.DaemonService/Shutdown"
-	DaemonService_Build_FullMethodName       = "/otters.daemon.v1.DaemonService/Build"
-	DaemonService_ListImages_FullMethodName  = "/otters.daemon.v1.DaemonService/ListImages"
-	DaemonService_CreateAgent_FullMethodName = "/otters.daemon.v1.DaemonService/CreateAgent"
-	DaemonService_ListAgents_FullMethodName  = "/otters.daemon.v1.DaemonService/ListAgents"
-	DaemonService_GetAgent_FullMethodName    = "/otters.daemon.v1.DaemonService/GetAgent"
-	DaemonService_WatchAgent_FullMethodName  = "/otters.daemon.v1.DaemonService/WatchAgent"
-	DaemonService_StartAgent_FullMethodName  = "/otters.daemon.v1.DaemonService/StartAgent"
-	DaemonService_StopAgent_FullMethodName   = "/otters.daemon.v1.DaemonService/StopAgent"
-	DaemonService_RemoveAgent_FullMethodName = "/otters.daemon.v1.DaemonService/RemoveAgent"
-	DaemonService_Prompt_FullMethodName      = "/otters.daemon.v1.DaemonService/Prompt"
-	DaemonService_Logs_FullMethodName        = "/otters.daemon.v1.DaemonService/Logs"
+	DaemonService_Info_FullMethodName         = "/otters.daemon.v1.DaemonService/Info"
+	DaemonService_Shutdown_FullMethodName     = "/otters.daemon.v1.DaemonService/Shutdown"
+	DaemonService_Build_FullMethodName        = "/otters.daemon.v1.DaemonService/Build"
+	DaemonService_ListImages_FullMethodName   = "/otters.daemon.v1.DaemonService/ListImages"
+	DaemonService_CreateAgent_FullMethodName  = "/otters.daemon.v1.DaemonService/CreateAgent"
+	DaemonService_ListAgents_FullMethodName   = "/otters.daemon.v1.DaemonService/ListAgents"
+	DaemonService_GetAgent_FullMethodName     = "/otters.daemon.v1.DaemonService/GetAgent"
+	DaemonService_WatchAgent_FullMethodName   = "/otters.daemon.v1.DaemonService/WatchAgent"
+	DaemonService_StartAgent_FullMethodName   = "/otters.daemon.v1.DaemonService/StartAgent"
+	DaemonService_StopAgent_FullMethodName    = "/otters.daemon.v1.DaemonService/StopAgent"
+	DaemonService_RemoveAgent_FullMethodName  = "/otters.daemon.v1.DaemonService/RemoveAgent"
+	DaemonService_RestartAgent_FullMethodName = "/otters.daemon.v1.DaemonService/RestartAgent"
+	DaemonService_KillAgent_FullMethodName    = "/otters.daemon.v1.DaemonService/KillAgent"
+	DaemonService_Exec_FullMethodName         = "/otters.daemon.v1.DaemonService/Exec"
+	DaemonService_Prompt_FullMethodName       = "/otters.daemon.v1.DaemonService/Prompt"
+	DaemonService_Logs_FullMethodName         = "/otters.daemon.v1.DaemonService/Logs"
 )
 
 // DaemonServiceClient is the client API for DaemonService service.
@@ -70,6 +73,14 @@ type DaemonServiceClient interface {
 	StopAgent(ctx context.Context, in *StopAgentRequest, opts ...grpc.CallOption) (*StopAgentResponse, error)
 	// RemoveAgent removes a stopped or failed agent with its workspace; with force a running one too.
 	RemoveAgent(ctx context.Context, in *RemoveAgentRequest, opts ...grpc.CallOption) (*RemoveAgentResponse, error)
+	// RestartAgent stops an agent, where it runs, and starts it; it answers once the start is under way.
+	RestartAgent(ctx context.Context, in *RestartAgentRequest, opts ...grpc.CallOption) (*RestartAgentResponse, error)
+	// KillAgent ends an agent at once, or sends another signal to its runtime.
+	KillAgent(ctx context.Context, in *KillAgentRequest, opts ...grpc.CallOption) (*KillAgentResponse, error)
+	// Exec runs a BIN that the agent declares. The first message says which, the following ones carry
+	// its standard input until the client closes its side. The last answer has the exit code.
+	// Cancelling the call kills the BIN and all it started. It needs gRPC over HTTP/2.
+	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
 	// Prompt sends a prompt to an agent and returns the events of the turn as they happen.
 	// Cancelling the call cancels the turn.
 	Prompt(ctx context.Context, in *PromptRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PromptResponse], error)
@@ -207,9 +218,42 @@ func (c *daemonServiceClient) RemoveAgent(ctx context.Context, in *RemoveAgentRe
 	return out, nil
 }
 
+func (c *daemonServiceClient) RestartAgent(ctx context.Context, in *RestartAgentRequest, opts ...grpc.CallOption) (*RestartAgentResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestartAgentResponse)
+	err := c.cc.Invoke(ctx, DaemonService_RestartAgent_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *daemonServiceClient) KillAgent(ctx context.Context, in *KillAgentRequest, opts ...grpc.CallOption) (*KillAgentResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KillAgentResponse)
+	err := c.cc.Invoke(ctx, DaemonService_KillAgent_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *daemonServiceClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &DaemonService_ServiceDesc.Streams[2], DaemonService_Exec_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExecRequest, ExecResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DaemonService_ExecClient = grpc.BidiStreamingClient[ExecRequest, ExecResponse]
+
 func (c *daemonServiceClient) Prompt(ctx context.Context, in *PromptRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PromptResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &DaemonService_ServiceDesc.Streams[2], DaemonService_Prompt_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &DaemonService_ServiceDesc.Streams[3], DaemonService_Prompt_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -228,7 +272,7 @@ type DaemonService_PromptClient = grpc.ServerStreamingClient[PromptResponse]
 
 func (c *daemonServiceClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &DaemonService_ServiceDesc.Streams[3], DaemonService_Logs_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &DaemonService_ServiceDesc.Streams[4], DaemonService_Logs_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -278,6 +322,14 @@ type DaemonServiceServer interface {
 	StopAgent(context.Context, *StopAgentRequest) (*StopAgentResponse, error)
 	// RemoveAgent removes a stopped or failed agent with its workspace; with force a running one too.
 	RemoveAgent(context.Context, *RemoveAgentRequest) (*RemoveAgentResponse, error)
+	// RestartAgent stops an agent, where it runs, and starts it; it answers once the start is under way.
+	RestartAgent(context.Context, *RestartAgentRequest) (*RestartAgentResponse, error)
+	// KillAgent ends an agent at once, or sends another signal to its runtime.
+	KillAgent(context.Context, *KillAgentRequest) (*KillAgentResponse, error)
+	// Exec runs a BIN that the agent declares. The first message says which, the following ones carry
+	// its standard input until the client closes its side. The last answer has the exit code.
+	// Cancelling the call kills the BIN and all it started. It needs gRPC over HTTP/2.
+	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
 	// Prompt sends a prompt to an agent and returns the events of the turn as they happen.
 	// Cancelling the call cancels the turn.
 	Prompt(*PromptRequest, grpc.ServerStreamingServer[PromptResponse]) error
@@ -325,6 +377,15 @@ func (UnimplementedDaemonServiceServer) StopAgent(context.Context, *StopAgentReq
 }
 func (UnimplementedDaemonServiceServer) RemoveAgent(context.Context, *RemoveAgentRequest) (*RemoveAgentResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveAgent not implemented")
+}
+func (UnimplementedDaemonServiceServer) RestartAgent(context.Context, *RestartAgentRequest) (*RestartAgentResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestartAgent not implemented")
+}
+func (UnimplementedDaemonServiceServer) KillAgent(context.Context, *KillAgentRequest) (*KillAgentResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method KillAgent not implemented")
+}
+func (UnimplementedDaemonServiceServer) Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
+	return status.Error(codes.Unimplemented, "method Exec not implemented")
 }
 func (UnimplementedDaemonServiceServer) Prompt(*PromptRequest, grpc.ServerStreamingServer[PromptResponse]) error {
 	return status.Error(codes.Unimplemented, "method Prompt not implemented")
@@ -533,6 +594,49 @@ func _DaemonService_RemoveAgent_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _DaemonService_RestartAgent_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestartAgentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DaemonServiceServer).RestartAgent(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DaemonService_RestartAgent_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DaemonServiceServer).RestartAgent(ctx, req.(*RestartAgentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _DaemonService_KillAgent_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KillAgentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DaemonServiceServer).KillAgent(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DaemonService_KillAgent_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DaemonServiceServer).KillAgent(ctx, req.(*KillAgentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _DaemonService_Exec_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(DaemonServiceServer).Exec(&grpc.GenericServerStream[ExecRequest, ExecResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DaemonService_ExecServer = grpc.BidiStreamingServer[ExecRequest, ExecResponse]
+
 func _DaemonService_Prompt_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(PromptRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -598,6 +702,14 @@ var DaemonService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "RemoveAgent",
 			Handler:    _DaemonService_RemoveAgent_Handler,
 		},
+		{
+			MethodName: "RestartAgent",
+			Handler:    _DaemonService_RestartAgent_Handler,
+		},
+		{
+			MethodName: "KillAgent",
+			Handler:    _DaemonService_KillAgent_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -609,6 +721,12 @@ var DaemonService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "WatchAgent",
 			Handler:       _DaemonService_WatchAgent_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Exec",
+			Handler:       _DaemonService_Exec_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "Prompt",

@@ -64,6 +64,13 @@ const (
 	// DaemonServiceRemoveAgentProcedure is the fully-qualified name of the DaemonService's RemoveAgent
 	// RPC.
 	DaemonServiceRemoveAgentProcedure = "/otters.daemon.v1.DaemonService/RemoveAgent"
+	// DaemonServiceRestartAgentProcedure is the fully-qualified name of the DaemonService's
+	// RestartAgent RPC.
+	DaemonServiceRestartAgentProcedure = "/otters.daemon.v1.DaemonService/RestartAgent"
+	// DaemonServiceKillAgentProcedure is the fully-qualified name of the DaemonService's KillAgent RPC.
+	DaemonServiceKillAgentProcedure = "/otters.daemon.v1.DaemonService/KillAgent"
+	// DaemonServiceExecProcedure is the fully-qualified name of the DaemonService's Exec RPC.
+	DaemonServiceExecProcedure = "/otters.daemon.v1.DaemonService/Exec"
 	// DaemonServicePromptProcedure is the fully-qualified name of the DaemonService's Prompt RPC.
 	DaemonServicePromptProcedure = "/otters.daemon.v1.DaemonService/Prompt"
 	// DaemonServiceLogsProcedure is the fully-qualified name of the DaemonService's Logs RPC.
@@ -96,6 +103,14 @@ type DaemonServiceClient interface {
 	StopAgent(context.Context, *v1.StopAgentRequest) (*v1.StopAgentResponse, error)
 	// RemoveAgent removes a stopped or failed agent with its workspace; with force a running one too.
 	RemoveAgent(context.Context, *v1.RemoveAgentRequest) (*v1.RemoveAgentResponse, error)
+	// RestartAgent stops an agent, where it runs, and starts it; it answers once the start is under way.
+	RestartAgent(context.Context, *v1.RestartAgentRequest) (*v1.RestartAgentResponse, error)
+	// KillAgent ends an agent at once, or sends another signal to its runtime.
+	KillAgent(context.Context, *v1.KillAgentRequest) (*v1.KillAgentResponse, error)
+	// Exec runs a BIN that the agent declares. The first message says which, the following ones carry
+	// its standard input until the client closes its side. The last answer has the exit code.
+	// Cancelling the call kills the BIN and all it started. It needs gRPC over HTTP/2.
+	Exec(context.Context) (*connect.BidiStreamForClientSimple[v1.ExecRequest, v1.ExecResponse], error)
 	// Prompt sends a prompt to an agent and returns the events of the turn as they happen.
 	// Cancelling the call cancels the turn.
 	Prompt(context.Context, *v1.PromptRequest) (*connect.ServerStreamForClient[v1.PromptResponse], error)
@@ -180,6 +195,24 @@ func NewDaemonServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(daemonServiceMethods.ByName("RemoveAgent")),
 			connect.WithClientOptions(opts...),
 		),
+		restartAgent: connect.NewClient[v1.RestartAgentRequest, v1.RestartAgentResponse](
+			httpClient,
+			baseURL+DaemonServiceRestartAgentProcedure,
+			connect.WithSchema(daemonServiceMethods.ByName("RestartAgent")),
+			connect.WithClientOptions(opts...),
+		),
+		killAgent: connect.NewClient[v1.KillAgentRequest, v1.KillAgentResponse](
+			httpClient,
+			baseURL+DaemonServiceKillAgentProcedure,
+			connect.WithSchema(daemonServiceMethods.ByName("KillAgent")),
+			connect.WithClientOptions(opts...),
+		),
+		exec: connect.NewClient[v1.ExecRequest, v1.ExecResponse](
+			httpClient,
+			baseURL+DaemonServiceExecProcedure,
+			connect.WithSchema(daemonServiceMethods.ByName("Exec")),
+			connect.WithClientOptions(opts...),
+		),
 		prompt: connect.NewClient[v1.PromptRequest, v1.PromptResponse](
 			httpClient,
 			baseURL+DaemonServicePromptProcedure,
@@ -197,19 +230,22 @@ func NewDaemonServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 
 // daemonServiceClient implements DaemonServiceClient.
 type daemonServiceClient struct {
-	info        *connect.Client[v1.InfoRequest, v1.InfoResponse]
-	shutdown    *connect.Client[v1.ShutdownRequest, v1.ShutdownResponse]
-	build       *connect.Client[v1.BuildRequest, v1.BuildResponse]
-	listImages  *connect.Client[v1.ListImagesRequest, v1.ListImagesResponse]
-	createAgent *connect.Client[v1.CreateAgentRequest, v1.CreateAgentResponse]
-	listAgents  *connect.Client[v1.ListAgentsRequest, v1.ListAgentsResponse]
-	getAgent    *connect.Client[v1.GetAgentRequest, v1.GetAgentResponse]
-	watchAgent  *connect.Client[v1.WatchAgentRequest, v1.WatchAgentResponse]
-	startAgent  *connect.Client[v1.StartAgentRequest, v1.StartAgentResponse]
-	stopAgent   *connect.Client[v1.StopAgentRequest, v1.StopAgentResponse]
-	removeAgent *connect.Client[v1.RemoveAgentRequest, v1.RemoveAgentResponse]
-	prompt      *connect.Client[v1.PromptRequest, v1.PromptResponse]
-	logs        *connect.Client[v1.LogsRequest, v1.LogsResponse]
+	info         *connect.Client[v1.InfoRequest, v1.InfoResponse]
+	shutdown     *connect.Client[v1.ShutdownRequest, v1.ShutdownResponse]
+	build        *connect.Client[v1.BuildRequest, v1.BuildResponse]
+	listImages   *connect.Client[v1.ListImagesRequest, v1.ListImagesResponse]
+	createAgent  *connect.Client[v1.CreateAgentRequest, v1.CreateAgentResponse]
+	listAgents   *connect.Client[v1.ListAgentsRequest, v1.ListAgentsResponse]
+	getAgent     *connect.Client[v1.GetAgentRequest, v1.GetAgentResponse]
+	watchAgent   *connect.Client[v1.WatchAgentRequest, v1.WatchAgentResponse]
+	startAgent   *connect.Client[v1.StartAgentRequest, v1.StartAgentResponse]
+	stopAgent    *connect.Client[v1.StopAgentRequest, v1.StopAgentResponse]
+	removeAgent  *connect.Client[v1.RemoveAgentRequest, v1.RemoveAgentResponse]
+	restartAgent *connect.Client[v1.RestartAgentRequest, v1.RestartAgentResponse]
+	killAgent    *connect.Client[v1.KillAgentRequest, v1.KillAgentResponse]
+	exec         *connect.Client[v1.ExecRequest, v1.ExecResponse]
+	prompt       *connect.Client[v1.PromptRequest, v1.PromptResponse]
+	logs         *connect.Client[v1.LogsRequest, v1.LogsResponse]
 }
 
 // Info calls otters.daemon.v1.DaemonService.Info.
@@ -303,6 +339,29 @@ func (c *daemonServiceClient) RemoveAgent(ctx context.Context, req *v1.RemoveAge
 	return nil, err
 }
 
+// RestartAgent calls otters.daemon.v1.DaemonService.RestartAgent.
+func (c *daemonServiceClient) RestartAgent(ctx context.Context, req *v1.RestartAgentRequest) (*v1.RestartAgentResponse, error) {
+	response, err := c.restartAgent.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// KillAgent calls otters.daemon.v1.DaemonService.KillAgent.
+func (c *daemonServiceClient) KillAgent(ctx context.Context, req *v1.KillAgentRequest) (*v1.KillAgentResponse, error) {
+	response, err := c.killAgent.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Exec calls otters.daemon.v1.DaemonService.Exec.
+func (c *daemonServiceClient) Exec(ctx context.Context) (*connect.BidiStreamForClientSimple[v1.ExecRequest, v1.ExecResponse], error) {
+	return c.exec.CallBidiStreamSimple(ctx)
+}
+
 // Prompt calls otters.daemon.v1.DaemonService.Prompt.
 func (c *daemonServiceClient) Prompt(ctx context.Context, req *v1.PromptRequest) (*connect.ServerStreamForClient[v1.PromptResponse], error) {
 	return c.prompt.CallServerStream(ctx, connect.NewRequest(req))
@@ -339,6 +398,14 @@ type DaemonServiceHandler interface {
 	StopAgent(context.Context, *v1.StopAgentRequest) (*v1.StopAgentResponse, error)
 	// RemoveAgent removes a stopped or failed agent with its workspace; with force a running one too.
 	RemoveAgent(context.Context, *v1.RemoveAgentRequest) (*v1.RemoveAgentResponse, error)
+	// RestartAgent stops an agent, where it runs, and starts it; it answers once the start is under way.
+	RestartAgent(context.Context, *v1.RestartAgentRequest) (*v1.RestartAgentResponse, error)
+	// KillAgent ends an agent at once, or sends another signal to its runtime.
+	KillAgent(context.Context, *v1.KillAgentRequest) (*v1.KillAgentResponse, error)
+	// Exec runs a BIN that the agent declares. The first message says which, the following ones carry
+	// its standard input until the client closes its side. The last answer has the exit code.
+	// Cancelling the call kills the BIN and all it started. It needs gRPC over HTTP/2.
+	Exec(context.Context, *connect.BidiStream[v1.ExecRequest, v1.ExecResponse]) error
 	// Prompt sends a prompt to an agent and returns the events of the turn as they happen.
 	// Cancelling the call cancels the turn.
 	Prompt(context.Context, *v1.PromptRequest, *connect.ServerStream[v1.PromptResponse]) error
@@ -419,6 +486,24 @@ func NewDaemonServiceHandler(svc DaemonServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(daemonServiceMethods.ByName("RemoveAgent")),
 		connect.WithHandlerOptions(opts...),
 	)
+	daemonServiceRestartAgentHandler := connect.NewUnaryHandlerSimple(
+		DaemonServiceRestartAgentProcedure,
+		svc.RestartAgent,
+		connect.WithSchema(daemonServiceMethods.ByName("RestartAgent")),
+		connect.WithHandlerOptions(opts...),
+	)
+	daemonServiceKillAgentHandler := connect.NewUnaryHandlerSimple(
+		DaemonServiceKillAgentProcedure,
+		svc.KillAgent,
+		connect.WithSchema(daemonServiceMethods.ByName("KillAgent")),
+		connect.WithHandlerOptions(opts...),
+	)
+	daemonServiceExecHandler := connect.NewBidiStreamHandler(
+		DaemonServiceExecProcedure,
+		svc.Exec,
+		connect.WithSchema(daemonServiceMethods.ByName("Exec")),
+		connect.WithHandlerOptions(opts...),
+	)
 	daemonServicePromptHandler := connect.NewServerStreamHandlerSimple(
 		DaemonServicePromptProcedure,
 		svc.Prompt,
@@ -455,6 +540,12 @@ func NewDaemonServiceHandler(svc DaemonServiceHandler, opts ...connect.HandlerOp
 			daemonServiceStopAgentHandler.ServeHTTP(w, r)
 		case DaemonServiceRemoveAgentProcedure:
 			daemonServiceRemoveAgentHandler.ServeHTTP(w, r)
+		case DaemonServiceRestartAgentProcedure:
+			daemonServiceRestartAgentHandler.ServeHTTP(w, r)
+		case DaemonServiceKillAgentProcedure:
+			daemonServiceKillAgentHandler.ServeHTTP(w, r)
+		case DaemonServiceExecProcedure:
+			daemonServiceExecHandler.ServeHTTP(w, r)
 		case DaemonServicePromptProcedure:
 			daemonServicePromptHandler.ServeHTTP(w, r)
 		case DaemonServiceLogsProcedure:
@@ -510,6 +601,18 @@ func (UnimplementedDaemonServiceHandler) StopAgent(context.Context, *v1.StopAgen
 
 func (UnimplementedDaemonServiceHandler) RemoveAgent(context.Context, *v1.RemoveAgentRequest) (*v1.RemoveAgentResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("otters.daemon.v1.DaemonService.RemoveAgent is not implemented"))
+}
+
+func (UnimplementedDaemonServiceHandler) RestartAgent(context.Context, *v1.RestartAgentRequest) (*v1.RestartAgentResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("otters.daemon.v1.DaemonService.RestartAgent is not implemented"))
+}
+
+func (UnimplementedDaemonServiceHandler) KillAgent(context.Context, *v1.KillAgentRequest) (*v1.KillAgentResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("otters.daemon.v1.DaemonService.KillAgent is not implemented"))
+}
+
+func (UnimplementedDaemonServiceHandler) Exec(context.Context, *connect.BidiStream[v1.ExecRequest, v1.ExecResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("otters.daemon.v1.DaemonService.Exec is not implemented"))
 }
 
 func (UnimplementedDaemonServiceHandler) Prompt(context.Context, *v1.PromptRequest, *connect.ServerStream[v1.PromptResponse]) error {

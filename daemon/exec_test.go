@@ -1,0 +1,326 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+)
+
+// Invariant: a stop ends everything within its time, a kill at once, and neither is an end that a
+// policy answers; what the operator runs in an agent ends with the call, the agent or the daemon.
+// Worst inputs: a runtime that ignores SIGTERM, a BIN that reads for ever, a client that goes.
+
+// stubborn ignores SIGTERM and says when it does.
+const stubborn = "trap '' TERM; echo deaf; while :; do read x; done < /dev/zero"
+
+// deaf waits until a stubborn runtime ignores SIGTERM.
+func (d *testDaemon) deaf(agent string) *daemonv1.Agent {
+	d.t.Helper()
+	d.await(agent, "starting")
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if lines := d.logs(agent); len(lines) > 0 {
+			return d.get(agent)
+		}
+	}
+	d.t.Fatalf("agent %s says nothing", agent)
+	return nil
+}
+
+// logs is what the agent's log has now.
+func (d *testDaemon) logs(agent string) []string {
+	d.t.Helper()
+	stream, err := d.api.Logs(d.t.Context(), &daemonv1.LogsRequest{Agent: agent})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	var out []string
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		out = append(out, m.GetLine())
+	}
+}
+
+func TestAStopWaitsAsLongAsTheAgentMayTakeAndNoLonger(t *testing.T) {
+	t.Parallel()
+	home := newHome(t)
+	first := boot(t, home)
+	first.image("guide", guide)
+	first.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, stubborn), Restart: "always", StopTimeoutMs: proto.Int64(200)})
+	a := first.deaf("guide")
+	if a.GetStopTimeoutMs() != 200 {
+		t.Errorf("stop timeout %d ms", a.GetStopTimeoutMs())
+	}
+	// The next daemon knows it too.
+	if err := first.end(); err != nil {
+		t.Fatal(err)
+	}
+	d := boot(t, home)
+	running := processes(t, a.GetPid(), a.GetMonitorPid())
+	r, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "guide"})
+	if err != nil || r.GetAgent().GetStatus() != "stopped" {
+		t.Fatalf("%v, %v", r, err)
+	}
+	running.gone(t)
+	exit := d.get("guide").GetLastExit()
+	if exit.GetSignal() != "SIGKILL" {
+		t.Errorf("last exit %v", exit)
+	}
+	for _, ms := range []int64{-1, 3_600_001} {
+		if _, err := d.api.CreateAgent(t.Context(), &daemonv1.CreateAgentRequest{Image: "guide", StopTimeoutMs: &ms}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%d ms: %v", ms, err)
+		}
+	}
+}
+
+func TestAKillWaitsForNothingAndOtherSignalsAreTheRuntimes(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t), slow)
+	d.image("guide", guide)
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: "deaf", RuntimePath: script(t, stubborn), Restart: "always", StopTimeoutMs: proto.Int64(3_600_000)})
+	a := d.deaf("deaf")
+	running := processes(t, a.GetPid(), a.GetMonitorPid())
+	// A stop that would take an hour, and the kill that ends it.
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "deaf"})
+		stopped <- err
+	}()
+	r, err := d.api.KillAgent(t.Context(), &daemonv1.KillAgentRequest{Agent: "deaf"})
+	if err != nil || r.GetAgent().GetStatus() != "stopped" || r.GetAgent().GetNextTryAtMs() != 0 {
+		t.Errorf("%v, %v", r, err)
+	}
+	if err := <-stopped; err != nil {
+		t.Errorf("the stop: %v", err)
+	}
+	running.gone(t)
+	if _, err := d.api.KillAgent(t.Context(), &daemonv1.KillAgentRequest{Agent: "deaf"}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("kill of a stopped agent: %v", err)
+	}
+
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: "hears", Restart: "on-failure"})
+	d.await("hears", "ready")
+	for _, bad := range []string{"SIGNOPE", "0", "65", "-1"} {
+		if _, err := d.api.KillAgent(t.Context(), &daemonv1.KillAgentRequest{Agent: "hears", Signal: bad}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("signal %q: %v", bad, err)
+		}
+	}
+	if _, err := d.api.KillAgent(t.Context(), &daemonv1.KillAgentRequest{Agent: "hears", Signal: "abrt"}); err != nil {
+		t.Fatal(err)
+	}
+	s := d.until("hears", func(s *daemonv1.AgentSummary) bool { return s.GetNextTryAtMs() > 0 })
+	if s.GetReason() != "crashed" || s.GetAttempts() != 1 {
+		t.Errorf("after SIGABRT: %v", s)
+	}
+}
+
+func TestARestartIsAnotherProcessOfTheSameAgent(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t))
+	d.image("guide", guide)
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide"})
+	d.await("guide", "ready")
+	before := d.get("guide")
+	running := processes(t, before.GetPid(), before.GetMonitorPid())
+	session := d.ask("guide", "", "who are you").session
+	for range 2 { // a running one, and a stopped one
+		if _, err := d.api.RestartAgent(t.Context(), &daemonv1.RestartAgentRequest{Agent: "guide"}); err != nil {
+			t.Fatal(err)
+		}
+		d.await("guide", "ready")
+		after := d.get("guide")
+		if after.GetPid() == before.GetPid() || after.GetSummary().GetId() != before.GetSummary().GetId() {
+			t.Errorf("after %v, before %v", after, before)
+		}
+		if got := d.ask("guide", session, "who are you"); got.session != session {
+			t.Errorf("session %q, want %q", got.session, session)
+		}
+		running.gone(t)
+		if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "guide"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// ran is what came of an exec.
+type ran struct {
+	out, err string
+	code     int32
+}
+
+// exec begins a BIN; the caller sends its input.
+func (d *testDaemon) exec(ctx context.Context, agent, bin string, args ...string) daemonv1.DaemonService_ExecClient {
+	d.t.Helper()
+	stream, err := d.api.Exec(ctx)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	_ = stream.Send(&daemonv1.ExecRequest{Part: &daemonv1.ExecRequest_Start{Start: &daemonv1.ExecStart{Agent: agent, Bin: bin, Args: args}}})
+	return stream
+}
+
+func collect(stream daemonv1.DaemonService_ExecClient) (ran, error) {
+	var r ran
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return r, nil
+		}
+		if err != nil {
+			return r, err
+		}
+		r.out += string(m.GetStdout())
+		r.err += string(m.GetStderr())
+		if e := m.GetExit(); e != nil {
+			r.code = e.GetCode()
+		}
+	}
+}
+
+func send(t *testing.T, stream daemonv1.DaemonService_ExecClient, text string) {
+	t.Helper()
+	if err := stream.Send(&daemonv1.ExecRequest{Part: &daemonv1.ExecRequest_Stdin{Stdin: []byte(text)}}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestExecPassesStreamsAndExitCodeOn(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t))
+	d.image("guide", guide)
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide"})
+	d.await("guide", "ready")
+	// Output comes while input is open still.
+	cat := d.exec(t.Context(), "guide", "cat")
+	for _, line := range []string{"one\n", "two\n"} {
+		send(t, cat, line)
+		got := ""
+		for got != line {
+			m, err := cat.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got += string(m.GetStdout()); !strings.HasPrefix(line, got) {
+				t.Fatalf("got %q, want %q", got, line)
+			}
+		}
+	}
+	if err := cat.CloseSend(); err != nil {
+		t.Error(err)
+	}
+	if r, err := collect(cat); err != nil || r != (ran{}) {
+		t.Errorf("the end: %+v, %v", r, err)
+	}
+	// The BIN ends though its input does not.
+	if r, err := collect(d.exec(t.Context(), "guide", "wc", "-l", "../etc/data/lines.txt")); err != nil || r.code != 0 || !strings.Contains(r.out, "3") {
+		t.Errorf("wc: %+v, %v", r, err)
+	}
+	if r, err := collect(d.exec(t.Context(), "guide", "cat", "/nosuch")); err != nil || r.code == 0 || r.err == "" || r.out != "" {
+		t.Errorf("a BIN that fails: %+v, %v", r, err)
+	}
+	for _, c := range []struct {
+		agent, bin string
+		code       codes.Code
+		want       string
+	}{
+		{"guide", "sh", codes.FailedPrecondition, "no such BIN; it has wc, cat"},
+		{"guide", "../../../bin/sh", codes.FailedPrecondition, "no such BIN"},
+		{"guide", "", codes.FailedPrecondition, "no such BIN"},
+		{"nobody", "cat", codes.NotFound, "nobody"},
+	} {
+		if _, err := collect(d.exec(t.Context(), c.agent, c.bin)); status.Code(err) != c.code || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s in %s: %v; want %v with %q", c.bin, c.agent, err, c.code, c.want)
+		}
+	}
+	first, err := d.api.Exec(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send(t, first, "no start")
+	if _, err := collect(first); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("without a start: %v", err)
+	}
+}
+
+// waiting begins a cat that waits for input, and returns its process.
+func (d *testDaemon) waiting(ctx context.Context, agent string) (daemonv1.DaemonService_ExecClient, ending) {
+	d.t.Helper()
+	stream := d.exec(ctx, agent, "cat", "-", "/proc/self/stat")
+	send(d.t, stream, "x")
+	if m, err := stream.Recv(); err != nil || string(m.GetStdout()) != "x" {
+		d.t.Fatalf("%v, %v", m, err)
+	}
+	var pids []int32
+	for _, p := range childrenOf(d.t, syscall.Getpid()) {
+		if strings.Contains(p.command, "cat") && strings.Contains(p.command, "/proc/self/stat") && p.cwd == d.get(agent).GetRoot()+"/workspace" {
+			pids = append(pids, p.pid)
+		}
+	}
+	if len(pids) == 0 {
+		d.t.Fatal("the BIN is no child of the daemon's")
+	}
+	return stream, processes(d.t, pids...)
+}
+
+func TestAnExecEndsWithItsCallItsAgentAndTheDaemon(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t))
+	d.image("guide", guide)
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide"})
+	d.await("guide", "ready")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	_, bin := d.waiting(ctx, "guide")
+	cancel()
+	bin.gone(t)
+
+	stream, bin := d.waiting(t.Context(), "guide")
+	if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "guide"}); err != nil {
+		t.Fatal(err)
+	}
+	bin.gone(t)
+	if _, err := collect(stream); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "being stopped") {
+		t.Errorf("after the stop: %v", err)
+	}
+
+	stream, bin = d.waiting(t.Context(), "guide")
+	if _, err := d.api.RemoveAgent(t.Context(), &daemonv1.RemoveAgentRequest{Agent: "guide"}); err != nil {
+		t.Fatal(err)
+	}
+	bin.gone(t)
+	if _, err := collect(stream); err == nil {
+		t.Error("the call outlived its agent")
+	}
+
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide"})
+	d.await("guide", "ready")
+	stream, bin = d.waiting(t.Context(), "guide")
+	if err := d.agent("guide").halt(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	bin.gone(t)
+	_, _ = collect(stream)
+	stream, bin = d.waiting(t.Context(), "guide")
+	if err := d.end(); err != nil {
+		t.Fatal(err)
+	}
+	bin.gone(t)
+	if _, err := collect(stream); status.Code(err) != codes.Unavailable {
+		t.Errorf("after the daemon: %v", err)
+	}
+}

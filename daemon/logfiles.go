@@ -1,0 +1,168 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/google/uuid"
+
+	"github.com/otters-sh/otters/system"
+)
+
+const (
+	// sizePause is how long a log is not measured again after it was: how late a rotation may be.
+	sizePause = 100 * time.Millisecond
+	// lookPause is how often logs are looked at where the kernel does not tell of changes.
+	lookPause = time.Second
+	// rotateTime bounds the wait for a monitor that is to switch its log.
+	rotateTime = 10 * time.Second
+)
+
+// logWatch tells of changes of the agents' logs and has those rotated that are too large. One watch of
+// the folder serves all of them.
+type logWatch struct {
+	sup     *supervisor
+	watcher *fsnotify.Watcher // nil where the kernel gives none
+
+	mu        sync.Mutex
+	followers map[uuid.UUID]map[chan struct{}]struct{}
+	measured  map[uuid.UUID]time.Time
+}
+
+func newLogWatch(s *supervisor) *logWatch {
+	return &logWatch{sup: s, followers: make(map[uuid.UUID]map[chan struct{}]struct{}), measured: make(map[uuid.UUID]time.Time)}
+}
+
+// start watches the folder of the logs until the supervisor closes.
+func (w *logWatch) start() {
+	s := w.sup
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		if err = watcher.Add(s.home.path("logs")); err != nil {
+			_ = watcher.Close()
+		} else {
+			w.watcher = watcher
+		}
+	}
+	if err != nil {
+		s.logger.Warn("the kernel does not tell of changed logs; they are looked at every second", "error", err)
+	}
+	s.work.Go(w.run)
+}
+
+func (w *logWatch) run() {
+	var events chan fsnotify.Event
+	var failures chan error
+	var look <-chan time.Time
+	if w.watcher != nil {
+		defer w.watcher.Close()
+		events, failures = w.watcher.Events, w.watcher.Errors
+	} else {
+		ticker := time.NewTicker(lookPause)
+		defer ticker.Stop()
+		look = ticker.C
+	}
+	w.all()
+	for {
+		select {
+		case e := <-events:
+			if id, err := uuid.Parse(strings.TrimSuffix(filepath.Base(e.Name), ".log")); err == nil {
+				w.changed(id)
+			}
+		case err := <-failures:
+			// Events may have been lost, so anything may have changed.
+			w.sup.logger.Warn("changes of logs missed", "error", err)
+			w.all()
+		case <-look:
+			w.all()
+		case <-w.sup.closing:
+			return
+		}
+	}
+}
+
+func (w *logWatch) all() {
+	for _, a := range w.sup.list() {
+		w.changed(a.id)
+	}
+}
+
+func (w *logWatch) changed(id uuid.UUID) {
+	now := time.Now()
+	w.mu.Lock()
+	for ch := range w.followers[id] {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
+	}
+	due := now.Sub(w.measured[id]) >= sizePause
+	if due {
+		w.measured[id] = now
+	}
+	w.mu.Unlock()
+	if !due {
+		return
+	}
+	if a := w.sup.byID(id); a != nil {
+		a.measureLog()
+	}
+}
+
+// follow returns a channel that gets a value after changes of the log, and a function that ends that.
+func (w *logWatch) follow(id uuid.UUID) (<-chan struct{}, func()) {
+	ch := make(chan struct{}, 1)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.followers[id] == nil {
+		w.followers[id] = make(map[chan struct{}]struct{})
+	}
+	w.followers[id][ch] = struct{}{}
+	return ch, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if delete(w.followers[id], ch); len(w.followers[id]) == 0 {
+			delete(w.followers, id)
+		}
+	}
+}
+
+// forget drops what is known of an agent that is gone.
+func (w *logWatch) forget(id uuid.UUID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.measured, id)
+}
+
+// measureLog rotates the log where it is too large, beside the caller.
+func (a *supervised) measureLog() {
+	unit, ok := a.unit.(interface {
+		RotateLog(ctx context.Context, keep int) error
+	})
+	set := a.sup.settings
+	if !ok || fileSize(a.sup.logPath(a.id)) <= set.logMaxSize || !a.rotating.CompareAndSwap(false, true) {
+		return
+	}
+	a.sup.work.Go(func() {
+		defer a.rotating.Store(false)
+		ctx, cancel := context.WithTimeout(context.Background(), rotateTime)
+		defer cancel()
+		a.logMu.Lock()
+		err := unit.RotateLog(ctx, set.logFiles-1)
+		if err == nil {
+			a.rotations++
+		}
+		a.logMu.Unlock()
+		switch {
+		case err == nil:
+			a.sup.logs.changed(a.id)
+		case !errors.Is(err, system.ErrNotRunning):
+			a.sup.logger.Error("log not rotated", "agent", a.id, "error", err)
+		}
+	})
+}

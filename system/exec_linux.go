@@ -1,0 +1,6 @@
+package system
+
+import "syscall"
+
+// dieWithParent has the kernel kill the child when this process dies, however it does.
+func dieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }

@@ -1,0 +1,96 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/sandbox"
+)
+
+// logSwitcher is a process whose log can go on in another file.
+type logSwitcher interface {
+	SwitchLog(ctx context.Context, log *os.File) error
+}
+
+// LogPath is where the agent's runtime writes to, in the folder of WithLogDir; empty without one.
+// LogPath+".1" is the file before it, and so on. Ours.
+func (a *Agent) LogPath() string {
+	if a.provider == nil || a.provider.logDir == "" {
+		return ""
+	}
+	return filepath.Join(a.provider.logDir, a.id.String()+".log")
+}
+
+// RotateLog has a running agent's log go on in a new file and keeps the keep newest files before it, at
+// least one. When it has returned nothing is written any more to the files before; no line is lost or
+// is in two files. Calls must not overlap. The error wraps ErrNotRunning where no runtime runs, and
+// executor.ErrNotImplemented where it has no monitor. Ours.
+func (a *Agent) RotateLog(ctx context.Context, keep int) error {
+	path := a.LogPath()
+	a.mu.Lock()
+	var proc process
+	if a.run != nil {
+		proc = a.run.proc
+	}
+	a.mu.Unlock()
+	to, ok := proc.(logSwitcher)
+	switch {
+	case proc == nil:
+		return fmt.Errorf("rotate log of agent %s: %w", a.id, ErrNotRunning)
+	case !ok || path == "":
+		return fmt.Errorf("rotate log of agent %s: %w", a.id, executor.ErrNotImplemented)
+	}
+	if err := rotate(ctx, to, path, max(keep, 1)); err != nil {
+		return fmt.Errorf("rotate log of agent %s: %w", a.id, err)
+	}
+	return nil
+}
+
+func rotate(ctx context.Context, to logSwitcher, path string, keep int) error {
+	name := func(i int) string { return path + "." + strconv.Itoa(i) }
+	for i := keep; i > 1; i-- {
+		if err := os.Rename(name(i-1), name(i)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if err := os.Rename(path, name(1)); err != nil {
+		return err
+	}
+	err := switchTo(ctx, to, path)
+	if err == nil || errors.Is(err, sandbox.ErrNotRunning) {
+		// What does not run writes nothing, and what is started next writes to the new file.
+		return nil
+	}
+	// The monitor writes on where it did.
+	return errors.Join(err, os.Rename(name(1), path))
+}
+
+// switchTo has the log go on in path, which is made where it is missing.
+func switchTo(ctx context.Context, to logSwitcher, path string) error {
+	// The folder is out of the agents' reach, so a plain open can't be led astray.
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return to.SwitchLog(ctx, f)
+}
+
+// resumeLog ends a rotation that was cut short with an earlier process: the runtime's log is always the
+// newest file.
+func (a *Agent) resumeLog(ctx context.Context, proc logSwitcher) {
+	path := a.LogPath()
+	if path == "" {
+		return
+	}
+	if err := switchTo(ctx, proc, path); err != nil && !errors.Is(err, sandbox.ErrNotRunning) {
+		a.provider.logger.Warn("log goes on in the file it had", "agent", a.id, "error", err)
+	}
+}
