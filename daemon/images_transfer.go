@@ -27,8 +27,8 @@ const (
 	maxRemoteParts    = 10_000
 	// maxRemoteBlob is what the embedded registry takes.
 	maxRemoteBlob = 16 << 30
-	// maxMounts is how many repositories are asked for a blob before it is sent.
-	maxMounts = 3
+	// maxMountedFrom is how many repositories are asked for a blob before it is sent.
+	maxMountedFrom = 3
 	// pushTries is how often a push is gone on with after its connection broke.
 	pushTries = 3
 	// reportEvery is how far apart the reports of one blob are.
@@ -303,7 +303,7 @@ func (r *imageRegistry) mountable(ctx context.Context, to spec.Reference, d ocis
 		if has, err := repo.Exists(ctx, d); err != nil || !has {
 			continue
 		}
-		if out = append(out, ref.Repository()); len(out) == maxMounts {
+		if out = append(out, ref.Repository()); len(out) == maxMountedFrom {
 			break
 		}
 	}
