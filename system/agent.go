@@ -208,7 +208,13 @@ func (a *Agent) Process() Process {
 		return p
 	}
 	p.StartedAt = a.run.started
-	if m, ok := a.run.proc.(*sandbox.Process); ok {
+	// *sandbox.Process, alone or with writers of the caller's.
+	if m, ok := a.run.proc.(interface {
+		PID() int
+		MonitorPID() int
+		StartedAt() time.Time
+		Confinement() sandbox.Confinement
+	}); ok {
 		p.PID, p.MonitorPID, p.StartedAt = m.PID(), m.MonitorPID(), m.StartedAt()
 		p.Confinement = m.Confinement()
 	}
