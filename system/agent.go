@@ -208,13 +208,11 @@ func (a *Agent) Process() Process {
 		return p
 	}
 	p.StartedAt = a.run.started
-	// *sandbox.Process, alone or with writers of the caller's.
-	if m, ok := a.run.proc.(interface {
-		PID() int
-		MonitorPID() int
-		StartedAt() time.Time
-		Confinement() sandbox.Confinement
-	}); ok {
+	m, ok := a.run.proc.(*sandbox.Process)
+	if t, teed := a.run.proc.(*teed); teed {
+		m, ok = t.Process, true
+	}
+	if ok {
 		p.PID, p.MonitorPID, p.StartedAt = m.PID(), m.MonitorPID(), m.StartedAt()
 		p.Confinement = m.Confinement()
 	}
