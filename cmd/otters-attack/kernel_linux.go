@@ -6,32 +6,48 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// rights are what a process may, as its status tells.
+// rights are what a process may. They are asked of the kernel by calls, for /proc may be out of reach.
 type rights struct {
-	UID        string `json:"uid"`
-	Effective  string `json:"effective"`
-	Bounding   string `json:"bounding"`
-	NoNewPrivs string `json:"no_new_privs"`
-	Seccomp    string `json:"seccomp"`
+	UID         [3]int `json:"uid"`
+	Effective   uint64 `json:"effective"`
+	Permitted   uint64 `json:"permitted"`
+	Inheritable uint64 `json:"inheritable"`
+	Bounding    uint64 `json:"bounding"`
+	NoNewPrivs  uint64 `json:"no_new_privs"`
+	Seccomp     uint64 `json:"seccomp"`
 }
 
 func ownRights() (rights, error) {
-	b, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return rights{}, err
+	var r rights
+	r.UID[0], r.UID[1], r.UID[2] = unix.Getresuid()
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return r, err
 	}
-	field := map[string]string{}
-	for line := range linesOf(b) {
-		k, v, _ := strings.Cut(line, ":")
-		field[k] = strings.TrimSpace(v)
+	r.Effective = uint64(data[0].Effective) | uint64(data[1].Effective)<<32
+	r.Permitted = uint64(data[0].Permitted) | uint64(data[1].Permitted)<<32
+	r.Inheritable = uint64(data[0].Inheritable) | uint64(data[1].Inheritable)<<32
+	for c := range 64 {
+		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
+		if err != nil {
+			break // the first that the kernel does not know
+		}
+		r.Bounding |= uint64(has) << c
 	}
-	return rights{field["Uid"], field["CapEff"], field["CapBnd"], field["NoNewPrivs"], field["Seccomp"]}, nil
+	for option, to := range map[int]*uint64{unix.PR_GET_NO_NEW_PRIVS: &r.NoNewPrivs, unix.PR_GET_SECCOMP: &r.Seccomp} {
+		n, err := unix.PrctlRetInt(option, 0, 0, 0, 0)
+		if err != nil {
+			return r, err
+		}
+		*to = uint64(n)
+	}
+	return r, nil
 }
 
 func printRights([]string) error {
@@ -73,9 +89,15 @@ func privilegeAttacks() []attack {
 		}},
 		{id: "exec-loader", name: "shed restrictions by running itself again", covers: "K11", twin: "child", run: func(targets) result { return gains(own()) }},
 		{id: "setuid-root", name: "become root", covers: "K11", twin: "id", run: func(targets) result {
+			if os.Getuid() == 0 && !rootOutside() {
+				return denied("is user 0 of its own namespace, and another outside")
+			}
 			return verdict(unix.Setresuid(0, 0, 0), "is user 0")
 		}},
 		{id: "setgid-root", name: "join root's group", covers: "K11", twin: "id", run: func(targets) result {
+			if os.Getuid() == 0 && !rootOutside() {
+				return denied("is in group 0 of its own namespace, and in another outside")
+			}
 			return verdict(unix.Setresgid(0, 0, 0), "is in group 0")
 		}},
 		{id: "setgroups", name: "choose further groups", covers: "K11", twin: "id", run: func(targets) result {

@@ -18,6 +18,7 @@ var roles = map[string]func([]string) error{
 	"role-attack":   playAttack,
 	"role-twin":     playTwin,
 	"role-nothing":  func([]string) error { return nil },
+	"role-speak":    func([]string) error { _, err := os.Stdout.WriteString("words"); return err },
 	"role-rights":   printRights,
 	"role-wait":     waitLong,
 	"role-survivor": survive,
@@ -52,8 +53,11 @@ func (r *runner) report(a attack) report {
 		return rep
 	}
 	twin := a.twin
-	if twin == "gateway" && r.targets.gateway() == "" {
+	switch {
+	case twin == "gateway" && r.targets.gateway() == "":
 		twin = "pipe" // a tool has no gateway
+	case twin == "proc" && r.targets["level"] == "limited":
+		twin = "read" // no rule can let a program see its own part of /proc alone
 	}
 	res, ok := r.twins[twin]
 	if !ok {

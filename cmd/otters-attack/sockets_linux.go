@@ -59,10 +59,16 @@ func heard(fd int, err error, t targets, speak bool) result {
 			return denied("send: %v", err)
 		}
 	}
-	b := make([]byte, 512)
-	n, err := unix.Read(fd, b)
-	if err != nil || !strings.Contains(string(b[:max(n, 0)]), t["secret"]) {
-		return denied("connected, but heard %d bytes: %v", n, err)
+	var said []byte
+	for b := make([]byte, 512); ; {
+		n, err := unix.Read(fd, b)
+		said = append(said, b[:max(n, 0)]...)
+		if strings.Contains(string(said), t["secret"]) {
+			break
+		}
+		if n <= 0 || speak || len(said) > 4096 {
+			return denied("connected, but heard %d bytes: %v", len(said), err)
+		}
 	}
 	return won("heard the secret of a server of the host")
 }
@@ -154,11 +160,12 @@ func socketAttacks() []attack {
 			return verdict(err, "connected to %s", t["tcp.other"])
 		}},
 		{id: "other-gateway", name: "connect to another agent's gateway", covers: "N9", needs: []string{"tcp.othergateway"}, twin: "gateway", run: func(t targets) result {
+			// The address may be its own gateway's as well; the other one tells the secret.
 			fd, err := dial(unix.SOCK_STREAM, 0, t["tcp.othergateway"])
 			if err == nil {
-				_ = unix.Close(fd)
+				_, err = unix.Write(fd, []byte("GET /v1/models HTTP/1.0\r\n\r\n"))
 			}
-			return verdict(err, "connected to %s", t["tcp.othergateway"])
+			return heard(fd, err, t, false)
 		}},
 	}, familyAttacks()...)
 }

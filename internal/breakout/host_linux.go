@@ -316,8 +316,9 @@ func (h *host) findStore() error {
 	return fmt.Errorf("%s holds no program", h.targets["dir.store"])
 }
 
-// gateway is the model endpoint of an agent, which answers everything with nothing.
+// gateway is the model endpoint of an agent, which answers everything with its secret.
 type gateway struct {
+	secret  string
 	mu      sync.Mutex
 	servers []*http.Server
 	last    string
@@ -326,7 +327,7 @@ type gateway struct {
 
 func (g *gateway) accept(l net.Listener) {
 	s := &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }),
+		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, g.secret) }),
 		ReadHeaderTimeout: time.Minute,
 	}
 	g.mu.Lock()

@@ -107,7 +107,10 @@ func (h *host) pull(_ context.Context, _ spec.Reference, w io.Writer) error {
 
 // create makes an agent whose output goes to out and whose gateway this process serves.
 func (h *host) create(ctx context.Context, id uuid.UUID, tag string, out io.Writer, env spec.Env) (*system.Agent, *gateway, error) {
-	g := &gateway{}
+	g := &gateway{secret: "nothing"}
+	if tag == "victim" {
+		g.secret = h.secret
+	}
 	h.closers = append(h.closers, g.close)
 	a, err := h.provider.CreateWithOptions(ctx, id, spec.Reference{Name: "attack", Tag: tag}, []system.AgentOption{
 		system.WithStdout(out), system.WithGateway(g.accept), system.WithModelResolver(g.resolve),
@@ -204,6 +207,7 @@ func (h *host) targetsOf(agent uuid.UUID, role string) (string, error) {
 	h.targets["dir.own"] = h.path("home", agent.String())
 	h.targets["survivor"] = h.secret + role
 	h.targets["mode"] = role
+	h.targets["level"] = string(h.opts.Level)
 	text, err := json.Marshal(h.targets)
 	return string(text), err
 }
