@@ -31,7 +31,7 @@ const (
 const modeRuntime = "runtime"
 
 // patience bounds an attack that names no bound of its own.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // attack is one way out.
 type attack struct {

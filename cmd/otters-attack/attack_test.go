@@ -31,7 +31,7 @@ const (
 	fewest = 80
 	// ordinary is the user id of an ordinary user, where the test runs as root; nobody else has it.
 	ordinary = 64123
-	patience = 2 * time.Minute
+	patience = 8 * time.Minute
 
 	levelVariable = "OTTERS_ATTACK_TEST_LEVEL"
 )

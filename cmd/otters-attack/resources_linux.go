@@ -22,9 +22,9 @@ const (
 // resourceAttacks take more than an agent's share, for a moment.
 func resourceAttacks() []attack {
 	return []attack{
-		{id: "fork-bomb", name: fmt.Sprintf("start %d processes at once", manyProcesses), covers: "K7", twin: "child", timeout: time.Minute, run: func(targets) result { return forkBomb() }},
-		{id: "memory-bomb", name: fmt.Sprintf("use %d MiB of memory", muchMemory>>20), covers: "K7", twin: "memory", timeout: time.Minute, run: func(targets) result { return memoryBomb() }},
-		{id: "descriptor-bomb", name: fmt.Sprintf("open %d descriptors", manyDescriptors), covers: "K7", twin: "devices", timeout: time.Minute, run: func(targets) result { return descriptorBomb() }},
+		{id: "fork-bomb", name: fmt.Sprintf("start %d processes at once", manyProcesses), covers: "K7", twin: "child", timeout: 3 * time.Minute, run: func(targets) result { return forkBomb() }},
+		{id: "memory-bomb", name: fmt.Sprintf("use %d MiB of memory", muchMemory>>20), covers: "K7", twin: "memory", timeout: 3 * time.Minute, run: func(targets) result { return memoryBomb() }},
+		{id: "descriptor-bomb", name: fmt.Sprintf("open %d descriptors", manyDescriptors), covers: "K7", twin: "devices", timeout: 3 * time.Minute, run: func(targets) result { return descriptorBomb() }},
 		{id: "disk-fill", name: fmt.Sprintf("reserve %d MiB of disk", muchDisk>>20), covers: "K7", twin: "write", run: func(t targets) result { return diskFill(t) }},
 		{id: "lock-memory", name: "lock memory that the host can't take back", covers: "K7", twin: "memory", run: func(targets) result {
 			const size = 64 << 20

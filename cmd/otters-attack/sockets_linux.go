@@ -11,7 +11,7 @@ import (
 )
 
 // answerTime bounds a wait for an answer, where silence is the refusal.
-var answerTime = unix.Timeval{Sec: 1}
+var answerTime = unix.Timeval{Sec: 20}
 
 // sockaddr reads host:port, and which family it is of.
 func sockaddr(address string) (unix.Sockaddr, int, error) {

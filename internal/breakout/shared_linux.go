@@ -67,7 +67,7 @@ func (h *host) openQueue() error {
 }
 
 // endTime is how long what was killed may take to be gone.
-const endTime = 3 * time.Second
+const endTime = 10 * time.Second
 
 // judge finds out what became of the processes that were left behind, and ends them.
 func (h *host) judge(reports []Report, role string) {
