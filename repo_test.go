@@ -201,8 +201,6 @@ func TestProgramsLinkOnlyWhatTheyNeed(t *testing.T) {
 				" google.golang.org/grpc google.golang.org/protobuf modernc.org/sqlite net encoding/json"},
 		{"otters-tools", "github.com/itchyny/gojq mvdan.cc/sh/v3/interp net/http",
 			module + " google.golang.org/grpc modernc.org/sqlite github.com/mikefarah/yq"},
-		{"otters-tools", "github.com/itchyny/gojq",
-			module + " google.golang.org/grpc modernc.org/sqlite net/http"},
 		{"otters-attack", "golang.org/x/sys/unix",
 			module + " google.golang.org/grpc modernc.org/sqlite net net/http"},
 		{"otters-runtime", module + "/agentruntime google.golang.org/grpc",
