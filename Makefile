@@ -1,7 +1,7 @@
 # Everything that is done with this repository, on a machine with Go, make, git and, for the race
 # detector alone, a C compiler. `make help` lists the targets.
 
-PROGRAMS := otters ottersd otters-runtime otters-tools otters-sandbox
+PROGRAMS := otters ottersd otters-runtime otters-tools otters-sandbox otters-attack
 
 # Whatever links gRPC is built without its tracing, which costs memory and start-up time.
 TAGS := -tags grpcnotrace

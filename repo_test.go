@@ -94,13 +94,15 @@ var imports = map[string]string{
 	"internal/rootfs":      "",
 	"internal/home":        "",
 	"internal/modelserver": "",
+	"internal/breakout":    "agentoci executor sandbox spec system",
 	"internal/bench":       "agentoci client daemon executor gateway internal/modelserver loop model proto registry sandbox spec system workspace",
 
 	"cmd/otters":         "client proto spec internal/home testdata/agents",
-	"cmd/ottersd":        "daemon internal/home gateway system registry sandbox",
+	"cmd/ottersd":        "daemon internal/home internal/breakout gateway system registry sandbox",
 	"cmd/otters-runtime": "agentruntime proto loop",
 	"cmd/otters-sandbox": "sandbox",
 	"cmd/otters-tools":   "",
+	"cmd/otters-attack":  "",
 }
 
 // free may be imported by every package that no other rule keeps from it: they import none of ours.
@@ -199,6 +201,8 @@ func TestProgramsLinkOnlyWhatTheyNeed(t *testing.T) {
 				" google.golang.org/grpc google.golang.org/protobuf modernc.org/sqlite net encoding/json"},
 		{"otters-tools", "github.com/itchyny/gojq mvdan.cc/sh/v3/interp net/http",
 			module + " google.golang.org/grpc modernc.org/sqlite github.com/mikefarah/yq"},
+		{"otters-attack", "golang.org/x/sys/unix",
+			module + " google.golang.org/grpc modernc.org/sqlite net net/http"},
 		{"otters-runtime", module + "/agentruntime google.golang.org/grpc",
 			ourPaths("client daemon gateway registry system agentoci executor sandbox") + " oras.land/oras-go/v2 " + trace},
 		{"ottersd", module + "/daemon modernc.org/sqlite",

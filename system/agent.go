@@ -213,7 +213,11 @@ func (a *Agent) Process() Process {
 		return p
 	}
 	p.StartedAt = a.run.started
-	if m, ok := a.run.proc.(*sandbox.Process); ok {
+	m, ok := a.run.proc.(*sandbox.Process)
+	if t, teed := a.run.proc.(*teed); teed {
+		m, ok = t.Process, true
+	}
+	if ok {
 		p.PID, p.MonitorPID, p.StartedAt = m.PID(), m.MonitorPID(), m.StartedAt()
 		p.Confinement = m.Confinement()
 	}

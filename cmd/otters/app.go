@@ -63,7 +63,7 @@ Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted.`,
 		a.buildCommand(), a.imagesCommand(), a.imageCommand(), a.binCommand(),
 		a.runCommand(), a.psCommand(), a.inspectCommand(), a.promptCommand(), a.logsCommand(),
 		a.startCommand(), a.stopCommand(), a.restartCommand(), a.killCommand(), a.rmCommand(), a.execCommand(),
-		a.infoCommand(), a.versionCommand(), a.daemonCommand(), a.registryCommand(), a.demoCommand(),
+		a.infoCommand(), a.doctorCommand(), a.versionCommand(), a.daemonCommand(), a.registryCommand(), a.demoCommand(),
 	)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		what := ""

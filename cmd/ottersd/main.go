@@ -35,6 +35,9 @@ type options struct {
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == "doctor" {
+		return runDoctor(args[1:], stdout, stderr)
+	}
 	if len(args) > 0 && args[0] == "registry" {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
@@ -64,9 +67,24 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
+func runDoctor(args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := doctor(ctx, args, stdout)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(stderr, "ottersd: %s\n", oneLine(err))
+	if errors.As(err, new(usageError)) {
+		return 2
+	}
+	return 1
+}
+
 const usage = `usage: ottersd [--home DIR] [--socket PATH] [--log-level debug|info|warn|error]
        ottersd registry serve|gc|fsck [flags]
        ottersd version
+       ottersd doctor [--attack] [--format table|json]
 
   --home       folder of the daemon's state (default: OTTERS_HOME, else XDG_STATE_HOME/otters)
   --socket     path of the API's unix socket (default: otters/ottersd.sock in XDG_RUNTIME_DIR, else ottersd.sock in the home)

@@ -1,0 +1,326 @@
+//go:build linux
+
+package main_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/otters-sh/otters/internal/breakout"
+	"github.com/otters-sh/otters/sandbox"
+)
+
+// Invariant: what gets out at a level is what docs/security.md lists for it, no more and no less,
+// under a root daemon and under an ordinary user's. The three worst inputs: an attack that
+// succeeds and is not listed, a listed one that no longer succeeds, and a sandbox in which nothing
+// works, so that every attack fails.
+
+const (
+	// fewest is how many ways out there must be at the least.
+	fewest = 80
+	// ordinary is the user id of an ordinary user, where the test runs as root; nobody else has it.
+	ordinary = 64123
+	patience = 8 * time.Minute
+
+	levelVariable = "OTTERS_ATTACK_TEST_LEVEL"
+)
+
+// built are the programs under test.
+var built struct{ attack, monitor, setuid, self string }
+
+func TestMain(m *testing.M) {
+	if level := os.Getenv(levelVariable); level != "" {
+		os.Exit(asUser(sandbox.Level(level)))
+	}
+	code, err := withPrograms(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func withPrograms(m *testing.M) (int, error) {
+	dir, err := os.MkdirTemp("", "otters-attack-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	// The ordinary user starts them too.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return 0, err
+	}
+	built.attack, built.monitor = filepath.Join(dir, "otters-attack"), filepath.Join(dir, "otters-sandbox")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", ".", "../otters-sandbox")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("build: %w: %s", err, out)
+	}
+	// The sandbox looks for its monitor there.
+	if err := os.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH")); err != nil {
+		return 0, err
+	}
+	if os.Geteuid() == 0 {
+		built.setuid = filepath.Join(dir, "setuid")
+		if err := breakout.CopySetuid(built.attack, built.setuid); err != nil {
+			return 0, err
+		}
+		// The folder of the go command is not everyone's: the ordinary user gets a copy.
+		self, err := os.Executable()
+		if err != nil {
+			return 0, err
+		}
+		code, err := os.ReadFile(self)
+		if err != nil {
+			return 0, err
+		}
+		built.self = filepath.Join(dir, "test")
+		if err := os.WriteFile(built.self, code, 0o755); err != nil {
+			return 0, err
+		}
+	}
+	return m.Run(), nil
+}
+
+// asUser attacks as the user that this process was started as, and prints the reports.
+func asUser(level sandbox.Level) int {
+	// What a daemon may have got from whoever started it, and must not pass on.
+	signal.Ignore(syscall.SIGHUP)
+	syscall.Umask(0)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	reports, err := breakout.Run(ctx, breakout.Options{
+		Attack: os.Args[1], Monitor: os.Args[2], Setuid: os.Args[3], Level: level,
+	})
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(reports)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// attack runs everything in a process of its own, as root or as the ordinary user.
+func attack(t *testing.T, level sandbox.Level, daemon string) []breakout.Report {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmp, err := os.MkdirTemp("", "otters-attack-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		left, err := os.ReadDir(tmp)
+		if err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v %v", left, err)
+		}
+		os.RemoveAll(tmp)
+	})
+	setuid := built.setuid
+	cmd := exec.Command(self, built.attack, built.monitor, setuid)
+	cmd.Dir = "/"
+	cmd.Env = []string{levelVariable + "=" + string(level), "TMPDIR=" + tmp, "PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0", "OPENAI_API_KEY=of-the-daemon"}
+	mode := os.FileMode(0o711)
+	if daemon == "user" && os.Geteuid() == 0 {
+		mode = 0o700
+		cmd.Path = built.self
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinary, Gid: ordinary}}
+		if err := os.Chown(tmp, ordinary, ordinary); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(tmp, mode); err != nil {
+		t.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	var reports []breakout.Report
+	if err := json.Unmarshal(stdout.Bytes(), &reports); err != nil {
+		t.Fatalf("%v: %s", err, stdout.String())
+	}
+	return reports
+}
+
+func TestNothingGetsOutThatIsNotListed(t *testing.T) {
+	t.Parallel()
+	listed := exceptions(t)
+	daemons := []string{"user"}
+	if os.Geteuid() == 0 {
+		daemons = []string{"root", "user"}
+	}
+	known := map[string]bool{}
+	for _, level := range sandbox.Supported() {
+		for _, daemon := range daemons {
+			t.Run(string(level)+"/"+daemon, func(t *testing.T) {
+				reports := attack(t, level, daemon)
+				title := fmt.Sprintf("%s under a daemon of %s", level, daemon)
+				var table strings.Builder
+				if err := breakout.Print(&table, []breakout.Column{{Title: title, Reports: reports}}); err != nil {
+					t.Error(err)
+				}
+				t.Log("\n" + table.String())
+				check(t, reports, string(level), daemon, listed)
+				for _, r := range reports {
+					known[r.ID] = true
+				}
+			})
+		}
+	}
+	for _, e := range listed {
+		if !known[e.id] {
+			t.Errorf("docs/security.md lists %s, which is no attack", e.id)
+		}
+	}
+}
+
+// check compares what succeeded, as runtime or as tool, with what is listed.
+func check(t *testing.T, reports []breakout.Report, level, daemon string, listed []exception) {
+	t.Helper()
+	allowed := map[string]exception{}
+	for _, e := range listed {
+		if e.level == level && slices.Contains(e.daemons, daemon) {
+			allowed[e.id] = e
+		}
+	}
+	ids := map[string]bool{}
+	succeeded := map[string]bool{}
+	for _, r := range reports {
+		ids[r.ID] = true
+		switch r.Outcome {
+		case breakout.Succeeded:
+			succeeded[r.ID] = true
+			if _, ok := allowed[r.ID]; !ok {
+				t.Errorf("%s, as %s: %s: succeeded and is not listed: %s", r.ID, r.Role, r.Name, r.Evidence)
+			}
+		case breakout.Denied, breakout.Skipped:
+		default:
+			t.Errorf("%s, as %s: %s: %s", r.ID, r.Role, r.Outcome, r.Evidence)
+		}
+		if r.Twin != "ok" {
+			t.Errorf("%s, as %s: its twin is %s: %s", r.ID, r.Role, r.Twin, r.TwinEvidence)
+		}
+	}
+	for id, e := range allowed {
+		if !succeeded[id] && !e.host {
+			t.Errorf("%s: listed and did not succeed: take it off the list of level %s", id, level)
+		}
+	}
+	if len(ids) < fewest {
+		t.Errorf("%d attacks, want %d", len(ids), fewest)
+	}
+}
+
+// exception is a line of the list in docs/security.md.
+type exception struct {
+	level   string
+	daemons []string
+	id      string
+	// host tells that it depends on the host whether it succeeds.
+	host bool
+}
+
+// exceptions reads the list: level, daemons, "always" or "host", the attack's id, and why.
+func exceptions(t *testing.T) []exception {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "security.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(text), "```attacks\n")
+	if !ok {
+		t.Fatal("docs/security.md has no list")
+	}
+	block, _, _ := strings.Cut(rest, "```")
+	var all []exception
+	seen := map[string]bool{}
+	for line := range strings.Lines(block) {
+		f := strings.Fields(line)
+		if len(f) < 5 || f[2] != "always" && f[2] != "host" || !slices.Contains([]string{"off", "limited", "strict"}, f[0]) {
+			t.Errorf("docs/security.md: %q: want level, daemons, always or host, id, why", strings.TrimSpace(line))
+			continue
+		}
+		daemons := strings.Split(f[1], ",")
+		for _, d := range daemons {
+			key := f[0] + " " + d + " " + f[3]
+			if d != "root" && d != "user" || seen[key] {
+				t.Errorf("docs/security.md: %q: not root or user, or listed twice", strings.TrimSpace(line))
+			}
+			seen[key] = true
+		}
+		all = append(all, exception{level: f[0], daemons: daemons, host: f[2] == "host", id: f[3]})
+	}
+	return all
+}
+
+// What the table does not run: the program refuses what it does not know.
+func TestTheProgramSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"nothing":         {nil, "no command"},
+		"a command":       {[]string{"break"}, `unknown command "break"`},
+		"an option":       {[]string{"run", "--hard"}, "hard"},
+		"an argument":     {[]string{"run", "hard"}, "hard"},
+		"targets":         {[]string{"run", "--targets", "{"}, "targets"},
+		"an attack":       {[]string{"run", "--only", "wish"}, `no attack "wish"`},
+		"a role's attack": {[]string{"role-attack", "wish"}, `no "wish"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(built.attack, c.args...)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			if err := cmd.Run(); err == nil || !strings.Contains(stderr.String(), c.want) {
+				t.Errorf("%v: %q, want %q", err, stderr.String(), c.want)
+			}
+		})
+	}
+	out, err := exec.Command(built.attack, "run", "--only", "leak-umask").Output()
+	if err != nil || !bytes.Contains(out, []byte(`"id":"leak-umask"`)) {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// An attack's id stands for it in docs/security.md: it is there once, and covers a known case.
+func TestEveryAttackIsToldApart(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command(built.attack, "list").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		if len(f) < 5 || seen[f[0]] || f[len(f)-2] != "twin" {
+			t.Errorf("%q: listed twice, or without cases, name or twin", line)
+			continue
+		}
+		seen[f[0]] = true
+		if !strings.ContainsAny(f[1][:1], "PKNA") {
+			t.Errorf("%s covers %q", f[0], f[1])
+		}
+	}
+	if len(seen) < fewest {
+		t.Errorf("%d attacks, want %d", len(seen), fewest)
+	}
+}

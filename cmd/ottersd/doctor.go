@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/otters-sh/otters/internal/breakout"
+	"github.com/otters-sh/otters/sandbox"
+)
+
+const doctorUsage = `usage: ottersd doctor [--attack] [--format table|json]
+
+  --attack  run otters-attack at every level that this host supports, and print what came of each attack
+`
+
+// diagnosis is what doctor prints.
+type diagnosis struct {
+	Platform string  `json:"platform"`
+	User     int     `json:"user"`
+	Checks   []check `json:"checks"`
+	Levels   []level `json:"levels"`
+}
+
+// check is one thing that confinement is built on.
+type check struct {
+	Name  string `json:"name"`
+	OK    bool   `json:"ok"`
+	Found string `json:"found"`
+	// For are the levels that need it, Fix how to get it where it lacks.
+	For []sandbox.Level `json:"for"`
+	Fix string          `json:"fix,omitempty"`
+}
+
+type level struct {
+	Level     sandbox.Level `json:"level"`
+	Supported bool          `json:"supported"`
+	// Attacks are there with --attack.
+	Attacks []breakout.Report `json:"attacks,omitempty"`
+}
+
+// doctor explains what this host can confine with, what it lacks, and how to get that.
+func doctor(ctx context.Context, args []string, stdout io.Writer) error {
+	fs := flag.NewFlagSet("ottersd doctor", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	attack := fs.Bool("attack", false, "")
+	format := fs.String("format", "table", "")
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			_, err = fmt.Fprint(stdout, doctorUsage)
+			return err
+		}
+		return usageError{fmt.Errorf("%w; `ottersd doctor --help` shows what there is", err)}
+	}
+	if fs.NArg() > 0 || *format != "table" && *format != "json" {
+		return usageError{fmt.Errorf("doctor %q, format %q: no arguments, and table or json; `ottersd doctor --help` shows what there is", fs.Args(), *format)}
+	}
+	monitor, err := beside("otters-sandbox")
+	d := diagnosis{Platform: runtime.GOOS + "/" + runtime.GOARCH, User: os.Geteuid(), Checks: hostChecks()}
+	if d.Checks = append([]check{programCheck("otters-sandbox", monitor, err)}, d.Checks...); err == nil {
+		supported := sandbox.Supported()
+		for _, l := range []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict} {
+			d.Levels = append(d.Levels, level{Level: l, Supported: slices.Contains(supported, l)})
+		}
+	}
+	if *attack {
+		if err := d.attack(ctx, monitor, err); err != nil {
+			return err
+		}
+	}
+	if *format == "json" {
+		enc := json.NewEncoder(stdout)
+		enc.SetIndent("", "  ")
+		return enc.Encode(d)
+	}
+	return d.print(stdout)
+}
+
+// usageError is an error of whoever called.
+type usageError struct{ error }
+
+// attack runs every attack at every level that is supported.
+func (d *diagnosis) attack(ctx context.Context, monitor string, missing error) error {
+	if missing != nil {
+		return missing
+	}
+	program, err := beside("otters-attack")
+	if err != nil {
+		return err
+	}
+	for i, l := range d.Levels {
+		if !l.Supported {
+			continue
+		}
+		if d.Levels[i].Attacks, err = breakout.Run(ctx, breakout.Options{Attack: program, Monitor: monitor, Level: l.Level}); err != nil {
+			return fmt.Errorf("level %s: %w", l.Level, err)
+		}
+	}
+	return nil
+}
+
+// beside finds a program beside this one, or else in PATH.
+func beside(name string) (string, error) {
+	self, err := os.Executable()
+	if err == nil {
+		path := filepath.Join(filepath.Dir(self), name)
+		if _, err := exec.LookPath(path); err == nil {
+			return path, nil
+		}
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%s: no such program beside ottersd or in PATH; install it there", name)
+	}
+	return filepath.Abs(path)
+}
+
+func programCheck(name, path string, err error) check {
+	c := check{Name: name, OK: err == nil, Found: path, For: []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict}}
+	if err != nil {
+		c.Found, c.Fix = "not found", "install it beside ottersd or into PATH"
+	}
+	return c
+}
+
+func (d *diagnosis) print(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "CHECK\tSTATE\tFOUND\tNEEDED FOR")
+	for _, c := range d.Checks {
+		state := "ok"
+		if !c.OK {
+			state = "lacks"
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%v\n", c.Name, state, c.Found, c.For)
+	}
+	fmt.Fprintln(tw)
+	fmt.Fprintln(tw, "LEVEL\tSUPPORTED")
+	for _, l := range d.Levels {
+		fmt.Fprintf(tw, "%s\t%t\n", l.Level, l.Supported)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	for _, c := range d.Checks {
+		if !c.OK {
+			if _, err := fmt.Fprintf(w, "\n%s: %s\n", c.Name, c.Fix); err != nil {
+				return err
+			}
+		}
+	}
+	var columns []breakout.Column
+	for _, l := range d.Levels {
+		if l.Attacks != nil {
+			columns = append(columns, breakout.Column{Title: string(l.Level), Reports: l.Attacks})
+		}
+	}
+	if len(columns) == 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return breakout.Print(w, columns)
+}
