@@ -133,26 +133,34 @@ func (s *settings) parse(b []byte) error {
 		}
 		s.upstreams[u.host] = u
 	}
-	if v := file.LogMaxSize; v != nil {
-		s.logMaxSize = int64(*v)
-	}
-	if v := file.LogFiles; v != nil {
-		s.logFiles = *v
-	}
-	if v := file.MaxStarts; v != nil {
-		s.maxStarts = *v
-	}
-	if s.maxStarts < 1 || s.maxStarts > 10_000 {
-		return fmt.Errorf("max-starts: %d is not from 1 to 10000", s.maxStarts)
-	}
-	if s.logMaxSize < 64<<10 || s.logMaxSize > 1<<40 {
-		return fmt.Errorf("log-max-size: %d bytes are not from 64KiB to 1024GiB", s.logMaxSize)
-	}
-	if s.logFiles < 2 || s.logFiles > maxLogFiles {
-		return fmt.Errorf("log-files: %d is not from 2 to 100", s.logFiles)
+	if err := s.setLimits(file.LogMaxSize, file.LogFiles, file.MaxStarts); err != nil {
+		return err
 	}
 	if s.readyTimeout < 10*time.Millisecond || s.readyTimeout > time.Hour {
 		return fmt.Errorf("ready-timeout: %s is not from 10ms to 1h", s.readyTimeout)
+	}
+	return nil
+}
+
+// setLimits sets those that the file names.
+func (s *settings) setLimits(maxSize *size, files, starts *int) error {
+	if maxSize != nil {
+		s.logMaxSize = int64(*maxSize)
+		if s.logMaxSize < 64<<10 || s.logMaxSize > 1<<40 {
+			return fmt.Errorf("log-max-size: %d bytes are not from 64KiB to 1024GiB", s.logMaxSize)
+		}
+	}
+	if files != nil {
+		s.logFiles = *files
+		if s.logFiles < 2 || s.logFiles > maxLogFiles {
+			return fmt.Errorf("log-files: %d is not from 2 to %d", s.logFiles, maxLogFiles)
+		}
+	}
+	if starts != nil {
+		s.maxStarts = *starts
+		if s.maxStarts < 1 || s.maxStarts > 10_000 {
+			return fmt.Errorf("max-starts: %d is not from 1 to 10000", s.maxStarts)
+		}
 	}
 	return nil
 }
