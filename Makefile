@@ -22,8 +22,12 @@ FUZZ_LONG := 2000000
 CRASH_SHORT := 30
 CRASH_LONG := 600
 
+# How long agents are created, prompted and killed at random: in soak-short, and in soak.
+STRESS_SHORT := 20s
+STRESS_LONG := 10m
+
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint generate generate-check bench soak-short soak fuzz crash clean
+.PHONY: help build demo test lint generate generate-check bench soak-short soak fuzz crash stress clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -58,10 +62,12 @@ bench: ## run the benchmarks and print their aims
 soak-short: ## run every fuzz target for a moment, and kill the registry dozens of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_SHORT)
 	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_SHORT)
+	@$(MAKE) --no-print-directory stress STRESS=$(STRESS_SHORT)
 
 soak: ## run every fuzz target for long, and kill the registry hundreds of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_LONG)
 	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_LONG)
+	@$(MAKE) --no-print-directory stress STRESS=$(STRESS_LONG)
 
 # One at a time, as go test has it. A number of inputs, not of seconds: the same work on any machine.
 fuzz:
@@ -74,6 +80,10 @@ fuzz:
 # The registry's process is killed at random instants; its store must come back whole.
 crash:
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -run TestR11KilledStore -v -timeout 1h ./registry
+
+# Agents under many clients at once, while runtimes and monitors are killed.
+stress:
+	OTTERS_SOAK=$(STRESS) GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -timeout 1h -run '^TestSoak$$' ./daemon
 
 clean: ## remove what was built
 	rm -rf bin
