@@ -38,6 +38,12 @@ type monitor struct {
 	dir, lockFD, spare int
 	files, held        []int
 	tees               [2]int
+	stdin              int // -1 for none
+
+	// Of level strict: the monitor's id on the host, the ids of its namespaces, and the program.
+	hostPID    int
+	namespaces string
+	program    int
 
 	sink  sink
 	tail  tail
