@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -22,13 +23,16 @@ func newRequest(s Spec) (*request, error) {
 	w := wire.Spec{
 		Level: string(s.Level), Path: s.Path, Dir: s.Dir, Args: s.Args, Env: s.Env, UID: s.UID, GID: s.GID,
 		Log: s.Log != nil, Stdin: s.Stdin != nil, Stdout: s.Stdout != nil, Stderr: s.Stderr != nil,
-		Ports: s.Ports, Memory: s.Limits.Memory, PIDs: s.Limits.PIDs,
+		Tied: s.Tied, Ports: s.Ports, Serve: s.Serve, Memory: s.Limits.Memory, PIDs: s.Limits.PIDs,
 	}
 	for _, b := range s.Binds {
 		w.Binds = append(w.Binds, wire.Bind(b))
 	}
 	for _, l := range s.Listen {
 		w.ListenNames, w.ListenPorts = append(w.ListenNames, l.Name), append(w.ListenPorts, l.Port)
+	}
+	for _, l := range s.Relay {
+		w.RelayNames, w.RelayPorts = append(w.RelayNames, l.Name), append(w.RelayPorts, l.Port)
 	}
 	files := []*os.File{s.Log, s.Stdin, s.Stdout, s.Stderr}
 	for _, f := range s.Files {
@@ -171,12 +175,17 @@ func checkConfinement(s Spec) error {
 			return fmt.Errorf("bind %q at %q: has a NUL byte", b.Source, b.Target)
 		}
 	}
-	for _, l := range s.Listen {
+	for _, l := range append(append([]Listen(nil), s.Listen...), s.Relay...) {
 		if l.Port < 1 || l.Port > 65535 {
 			return fmt.Errorf("listener %q: no port %d", l.Name, l.Port)
 		}
 	}
-	for _, p := range s.Ports {
+	for _, l := range s.Relay {
+		if !slices.ContainsFunc(s.Held, func(f File) bool { return f.Name == l.Name }) {
+			return fmt.Errorf("relay %q: not among the files held", l.Name)
+		}
+	}
+	for _, p := range append(append([]int(nil), s.Ports...), s.Serve...) {
 		if p < 1 || p > 65535 {
 			return fmt.Errorf("no port %d", p)
 		}
@@ -186,7 +195,7 @@ func checkConfinement(s Spec) error {
 		uid = unix.Geteuid()
 	}
 	switch {
-	case s.Level != Strict && len(s.Listen) > 0:
+	case s.Level != Strict && len(s.Listen)+len(s.Relay) > 0:
 		return fmt.Errorf("listener inside: level %s has no network of its own", s.Level)
 	case s.Level != Off && (uid == 0 || s.UID == 0 || s.GID == 0 || s.UID > 0 && s.GID < 0):
 		return fmt.Errorf("level %s does not run a program as root: give it a user id and a group id", s.Level)

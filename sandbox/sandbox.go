@@ -62,6 +62,14 @@ type Spec struct {
 	Listen []Listen
 	// Ports are the TCP ports that the program may connect to at limited, on any address.
 	Ports []int
+	// Serve are the TCP ports that the program may listen on at limited, on any address.
+	Serve []int
+	// Relay names listeners of Held whose connections the monitor passes on to a port of the
+	// loopback inside, for a program at strict that can't take a listener over.
+	Relay []Listen
+	// Tied kills the program with all that it has started when the process that started it ends, or
+	// closes its Process.
+	Tied bool
 	// Limits bound what the program may take.
 	Limits Limits
 	// StateDir is an existing folder, 0700 and out of the program's reach, for the monitor's

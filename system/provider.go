@@ -56,6 +56,10 @@ type Provider struct {
 	sealKey           []byte
 	logger            *slog.Logger
 
+	// levelOnce finds the strongest level of the host, where none was asked for by name.
+	levelOnce sync.Once
+	strongest sandbox.Level
+
 	registryOnce sync.Once
 	registry     executor.Registry
 
@@ -144,7 +148,7 @@ func (p *Provider) launch() (*sandbox.Launcher, error) {
 		return nil, errClosed
 	}
 	if p.launcher == nil {
-		l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: p.monitor, Logger: p.logger})
+		l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: p.monitor, Level: p.level, Logger: p.logger})
 		if err != nil {
 			return nil, err
 		}
@@ -162,8 +166,11 @@ func (p *Provider) Warm() error {
 	if !p.disk {
 		return nil
 	}
-	_, err := p.launch()
-	return err
+	l, err := p.launch()
+	if err != nil || p.level == "" {
+		return err
+	}
+	return l.Lacks(p.level)
 }
 
 // sandboxLevel is the level agents run at; monitored tells whether they have a monitor.
@@ -173,9 +180,15 @@ func (p *Provider) sandboxLevel(monitored bool) sandbox.Level {
 		return sandbox.Off
 	case p.level != "":
 		return p.level
-	default:
-		return sandbox.Strongest()
 	}
+	p.levelOnce.Do(func() {
+		p.strongest = sandbox.Off
+		// Without a launcher nothing starts, and the start tells why.
+		if l, err := p.launch(); err == nil {
+			p.strongest = l.Strongest()
+		}
+	})
+	return p.strongest
 }
 
 // Features tells what confines the agents of this Provider.

@@ -89,9 +89,9 @@ func (r *ruleset) allow(path string, access uint64) error {
 	return nil
 }
 
-// connect lets TCP connections to a port through.
-func (r *ruleset) connect(port int) error {
-	attr := struct{ access, port uint64 }{unix.LANDLOCK_ACCESS_NET_CONNECT_TCP, uint64(port)}
+// port grants access, to connect or to bind, for a TCP port.
+func (r *ruleset) port(port int, access uint64) error {
+	attr := struct{ access, port uint64 }{access, uint64(port)}
 	if _, _, e := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(r.fd), landlockRulePort, uintptr(unsafe.Pointer(&attr)), 0, 0, 0); e != 0 {
 		return &startError{"Landlock rule for a port", e}
 	}
@@ -129,7 +129,12 @@ func confineFiles(spec *wire.Spec, limited bool) (int, error) {
 		}
 		for _, port := range spec.Ports {
 			if err == nil {
-				err = r.connect(port)
+				err = r.port(port, unix.LANDLOCK_ACCESS_NET_CONNECT_TCP)
+			}
+		}
+		for _, port := range spec.Serve {
+			if err == nil {
+				err = r.port(port, unix.LANDLOCK_ACCESS_NET_BIND_TCP)
 			}
 		}
 	} else if err = r.allow("/", landlockRead); err == nil {

@@ -193,6 +193,9 @@ func (m *monitor) confined(in, out, errs int) (pid, abi int, err error) {
 		if err = m.listenInside(); err != nil {
 			return 0, 0, err
 		}
+		if err = m.relayAll(); err != nil {
+			return 0, 0, err
+		}
 		if err = m.rlimits(); err != nil {
 			return 0, 0, err
 		}

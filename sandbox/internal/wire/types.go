@@ -34,11 +34,15 @@ type Spec struct {
 	UID, GID                   int
 	Log, Stdin, Stdout, Stderr bool
 	Files, Held                []string
-	// Binds, Listen and Ports are the fields of sandbox.Spec; Listen holds one port for each name.
+	// What follows are the fields of sandbox.Spec; Listen and Relay hold one port for each name.
 	Binds       []Bind
 	ListenNames []string
 	ListenPorts []int
 	Ports       []int
+	Serve       []int
+	RelayNames  []string
+	RelayPorts  []int
+	Tied        bool
 	Memory      int64
 	PIDs        int64
 }
@@ -77,6 +81,14 @@ func (s Spec) Marshal() []byte {
 	for _, n := range s.Ports {
 		m.AddInt("port", int64(n))
 	}
+	for _, n := range s.Serve {
+		m.AddInt("serve", int64(n))
+	}
+	m.AddAll("relay", s.RelayNames)
+	for _, n := range s.RelayPorts {
+		m.AddInt("relay-port", int64(n))
+	}
+	addBool(&m, "tied", s.Tied)
 	m.AddInt("memory", s.Memory)
 	m.AddInt("pids", s.PIDs)
 	return m.Marshal()
@@ -95,10 +107,11 @@ func ParseSpec(b []byte) (Spec, error) {
 		Log: m.Get("log") != "", Stdin: m.Get("stdin") != "", Stdout: m.Get("stdout") != "", Stderr: m.Get("stderr") != "",
 		Files: m.All("file"), Held: m.All("held"),
 		ListenNames: m.All("listen"), ListenPorts: numbers(m.All("listen-port")), Ports: numbers(m.All("port")),
-		Memory: m.Int("memory"), PIDs: m.Int("pids"),
+		Serve: numbers(m.All("serve")), RelayNames: m.All("relay"), RelayPorts: numbers(m.All("relay-port")),
+		Tied: m.Get("tied") != "", Memory: m.Int("memory"), PIDs: m.Int("pids"),
 	}
 	sources, targets, access := m.All("source"), m.All("target"), m.All("access")
-	if len(targets) != len(sources) || len(access) != len(sources) || len(s.ListenNames) != len(s.ListenPorts) {
+	if len(targets) != len(sources) || len(access) != len(sources) || len(s.ListenNames) != len(s.ListenPorts) || len(s.RelayNames) != len(s.RelayPorts) {
 		return Spec{}, errMalformed
 	}
 	for i := range sources {
