@@ -76,7 +76,7 @@ func (d *duration) UnmarshalYAML(n *yaml.Node) error {
 // readSettings reads path strictly: an unknown key, a key given twice or a value out of range is an
 // error that names the line or the key.
 func readSettings(path string) (settings, error) {
-	s := settings{readyTimeout: 30 * time.Second, logMaxSize: 10 << 20, logFiles: 3, maxStarts: 32, sandbox: sandbox.Off}
+	s := settings{readyTimeout: 30 * time.Second, logMaxSize: 10 << 20, logFiles: 3, maxStarts: 32}
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil

@@ -41,7 +41,7 @@ func Describe(level Level, ownUser bool) Confinement {
 			"files: it opens, runs and changes its own folders, its tools and its mounts alone; read-only ones it can't change (Landlock)",
 			"network: it connects by TCP to the ports it was given alone and listens on none; other kinds of sockets are refused (Landlock, seccomp)",
 			"processes: it signals and inspects its own alone (Landlock, seccomp)",
-			"calls that change the host, look into processes or make namespaces are refused (seccomp)")
+			"calls that change the host, look into processes, make namespaces or change a file's mode, owner or times by its path are refused (seccomp)")
 		c.Open = append(c.Open,
 			"files: it finds out the names, sizes and owners of files that it can't open, where its user may",
 			"network: a port it was given is open to it on every address, not on this host alone",

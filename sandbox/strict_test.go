@@ -319,6 +319,25 @@ func attempts(outside string) []attempt {
 		{"userfaultfd", call(unix.SYS_USERFAULTFD)},
 		{"perf", call(unix.SYS_PERF_EVENT_OPEN)},
 		{"modules", call(unix.SYS_FINIT_MODULE)},
+		{"chmod by descriptor", func() error {
+			f, err := os.Create("made")
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			return f.Chmod(0o666)
+		}},
+		{"chmod by path", func() error { return os.Chmod("made", 0o600) }},
+		{"times by path", func() error { return os.Chtimes("made", time.Now(), time.Now()) }},
+		{"own limits", func() error {
+			var r unix.Rlimit
+			return unix.Prlimit(0, unix.RLIMIT_CORE, nil, &r)
+		}},
+		{"another's limits", func() error {
+			var r unix.Rlimit
+			return unix.Prlimit(os.Getppid(), unix.RLIMIT_CORE, nil, &r)
+		}},
+		{"shared memory", call(unix.SYS_SHMGET, 0, 4096, 0o600)},
 		{"TIOCSTI", call(unix.SYS_IOCTL, 0, unix.TIOCSTI)},
 		{"TIOCSTI, high bits", call(unix.SYS_IOCTL, 0, unix.TIOCSTI|1<<40)},
 		{"setuid root outside", func() error {
@@ -384,6 +403,7 @@ func TestCallsAreFiltered(t *testing.T) {
 			t.Fatalf("%q", out)
 		}
 		want := map[string]string{
+			"chmod by descriptor": "allowed", "own limits": "allowed",
 			"tcp socket": "allowed", "socket pair": "allowed", "getpid": "allowed",
 			"netlink socket": "EAFNOSUPPORT", "packet socket": "EAFNOSUPPORT", "vsock socket": "EAFNOSUPPORT",
 			"clone3": "ENOSYS", "TIOCSTI": "EPERM",
@@ -392,6 +412,7 @@ func TestCallsAreFiltered(t *testing.T) {
 		}
 		if level == sandbox.Strict {
 			for name, result := range map[string]string{
+				"chmod by path": "allowed", "times by path": "allowed", "another's limits": "EPERM", "shared memory": "allowed",
 				"udp socket": "allowed", "unix socket": "allowed", "raw socket": "EPERM", "mptcp socket": "EPROTONOSUPPORT",
 				"dial outside": "ECONNREFUSED", "listen": "allowed", "setuid root outside": "EINVAL",
 			} {

@@ -182,6 +182,9 @@ func (a *Agent) deliverGateway(ctx context.Context, proc *sandbox.Process) error
 		return nil
 	}
 	files, err := proc.Files(ctx)
+	if errors.Is(err, sandbox.ErrNotRunning) {
+		return nil // the runtime has ended already, and its exit tells why
+	}
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)
 	}

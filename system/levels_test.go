@@ -209,9 +209,12 @@ func TestARuntimeThatBindsItsAddressIsReached(t *testing.T) {
 	t.Parallel()
 	eachLevel(t, func(t *testing.T, level sandbox.Level) {
 		none := agentoci.LabelReader(nil)
-		p := provider(t, host(t), plain, system.WithSandbox(level), system.WithLabelReader(none))
-		a := created(t, p, nil, role("serve"))
+		p := provider(t, host(t), plain, system.WithLabelReader(none))
+		a := created(t, p, []system.AgentOption{system.WithLevel(level)}, role("serve"))
 		running(t, a)
+		if c := a.Process().Confinement; c.Level != level {
+			t.Errorf("%+v", c)
+		}
 		if got := prompt(t, a, "hello there"); got != "hello there" {
 			t.Errorf("%q", got)
 		}

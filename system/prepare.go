@@ -421,6 +421,7 @@ func (a *Agent) fillHandle() error {
 		ms := a.grace.Milliseconds()
 		h.StopGraceMs = &ms
 	}
+	h.Sandbox = a.level
 	h.SealedToken = h.sealSecret(s, "agent token", a.agentToken)
 	if rec := record(a.overrides); rec != nil {
 		h.Overrides, h.OverrideMounts = rec.Clone(), rec.Mounts
@@ -436,6 +437,9 @@ func (h *handle) options(s *sealer) ([]AgentOption, error) {
 		return nil, err
 	}
 	opts := []AgentOption{WithAddr(h.Addr), WithImageRef(h.ImageRef), WithMounts(h.Mounts), WithCapabilities(h.Capabilities), WithDaemonURL(h.DaemonURL), WithAgentToken(token)}
+	if h.Sandbox != "" {
+		opts = append(opts, WithLevel(h.Sandbox))
+	}
 	if h.StopGraceMs != nil {
 		opts = append(opts, WithStopGrace(time.Duration(*h.StopGraceMs)*time.Millisecond))
 	}

@@ -224,6 +224,9 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 	if err := checkOverrides(a.overrides); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
+	if err := p.checkLevel(a); err != nil {
+		return nil, err
+	}
 	if err := p.claim(a); err != nil {
 		return nil, err
 	}
@@ -260,6 +263,28 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 		return nil, err
 	}
 	return a, nil
+}
+
+// checkLevel refuses a level asked for by name that can't be had, with what is missing.
+func (p *Provider) checkLevel(a *Agent) error {
+	level := a.level
+	if level == "" {
+		level = p.level
+	}
+	if level == "" || level == sandbox.Off {
+		return nil
+	}
+	if !a.monitored {
+		return fmt.Errorf("%w: level %s: %w: the agent has no monitor, which confines it", ErrConfig, level, sandbox.ErrUnsupported)
+	}
+	l, err := p.launch()
+	if err != nil {
+		return err
+	}
+	if err := l.Lacks(level); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return nil
 }
 
 // newAgent applies the provider's settings, the defaults and the agent's own options.

@@ -422,6 +422,9 @@ func (a *Agent) sandboxLevel() sandbox.Level {
 	if a.provider == nil {
 		return sandbox.Off
 	}
+	if a.monitored && a.level != "" {
+		return a.level
+	}
 	return a.provider.sandboxLevel(a.monitored)
 }
 

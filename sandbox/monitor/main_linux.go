@@ -116,7 +116,9 @@ func (m *monitor) signals() {
 	signal.Notify(m.child, syscall.SIGCHLD)
 	m.term = make(chan os.Signal, 1)
 	signal.Notify(m.term, syscall.SIGTERM, syscall.SIGINT)
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	// Whatever else comes, from the program's user for instance, does nothing. The Go runtime would
+	// crash at some.
+	signal.Notify(make(chan os.Signal, 1))
 	m.busy = make(chan struct{})
 	go func() {
 		select {

@@ -48,6 +48,28 @@ var deniedCalls = append([]uint32{
 	unix.SYS_NFSSERVCTL, unix.SYS_LOOKUP_DCOOKIE,
 }, deniedHere...)
 
+// deniedLimited are refused at limited as well. Landlock has no rule for the change of a file's mode,
+// owner, times or attributes by its path, which would reach what belongs to the same user outside
+// (by a descriptor it does not: that has to be opened first), nor for what the kernel shares
+// between all processes of a user without a namespace.
+var deniedLimited = append([]uint32{
+	unix.SYS_FCHMODAT, unix.SYS_FCHMODAT2, unix.SYS_FCHOWNAT, unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_SETXATTRAT,
+	unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_REMOVEXATTRAT, unix.SYS_FILE_SETATTR,
+	unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_SHMCTL, unix.SYS_MSGGET, unix.SYS_MSGSND, unix.SYS_MSGRCV, unix.SYS_MSGCTL,
+	unix.SYS_SEMGET, unix.SYS_SEMOP, unix.SYS_SEMTIMEDOP, unix.SYS_SEMCTL, unix.SYS_MQ_OPEN, unix.SYS_MQ_UNLINK,
+}, deniedLimitedHere...)
+
+// onlySelf are calls that may name no process but the caller, which is 0: the kernel lets any
+// process of a user change the others', an ordinary user's monitor among them. The number is the
+// argument's.
+var onlySelf = []struct {
+	nr  uint32
+	arg uint32
+}{
+	{unix.SYS_PRLIMIT64, 0}, {unix.SYS_SCHED_SETAFFINITY, 0}, {unix.SYS_SCHED_SETSCHEDULER, 0}, {unix.SYS_SCHED_SETPARAM, 0},
+	{unix.SYS_SCHED_SETATTR, 0}, {unix.SYS_SETPRIORITY, 1}, {unix.SYS_IOPRIO_SET, 1},
+}
+
 // assembler builds a filter whose jumps are all to the next few instructions.
 type assembler []unix.SockFilter
 
@@ -101,6 +123,17 @@ func filter(limited bool) []unix.SockFilter {
 		a.unless(nr, 1)
 		a.refuse(unix.EPERM)
 	}
+	if limited {
+		a.limited()
+	}
+	for _, c := range onlySelf {
+		a.call(c.nr, func(b *assembler) {
+			b.load(seccompArgs + 8*c.arg)
+			b.when(0, 1)
+			b.refuse(unix.EPERM)
+		})
+	}
+	a.load(seccompNr)
 	// Its flags lie in memory, which a filter can't read; C libraries go on to clone(2).
 	a.unless(unix.SYS_CLONE3, 1)
 	a.refuse(unix.ENOSYS)
@@ -125,6 +158,23 @@ func filter(limited bool) []unix.SockFilter {
 	})
 	a.ret(seccompAllow)
 	return a
+}
+
+// limited compiles what level limited refuses beside; the number is loaded.
+func (a *assembler) limited() {
+	for _, nr := range deniedLimited {
+		a.unless(nr, 1)
+		a.refuse(unix.EPERM)
+	}
+	a.call(unix.SYS_UTIMENSAT, func(b *assembler) {
+		// Without a path it is about a descriptor. Both words of the pointer are looked at.
+		b.load(seccompArgs + 8)
+		b.when(0, 1)
+		b.refuse(unix.EPERM)
+		b.load(seccompArgs + 12)
+		b.when(0, 1)
+		b.refuse(unix.EPERM)
+	})
 }
 
 func sockets(b *assembler, limited bool) {

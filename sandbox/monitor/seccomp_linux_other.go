@@ -5,4 +5,4 @@ package monitor
 // auditArch 0 refuses every level with a filter: the numbers of its calls are not known.
 const auditArch = 0
 
-var deniedHere []uint32
+var deniedHere, deniedLimitedHere []uint32

@@ -21,8 +21,9 @@ const (
 	// lockWait is how long the monitor of an earlier program may take to end in the same folder.
 	lockWait = 2 * time.Second
 	// busyTries of busyWait each bridge the moment in which another process, between fork and
-	// exec, still has a just written program open for writing (ETXTBSY).
-	busyTries = 40
+	// exec, still has a just written program open for writing (ETXTBSY). It takes long on a busy
+	// host where that other one is a monitor that is getting its namespaces.
+	busyTries = 1000
 	busyWait  = 5 * time.Millisecond
 )
 
