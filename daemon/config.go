@@ -8,11 +8,14 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/otters-sh/otters/sandbox"
 )
 
 // maxConfigBytes bounds config.yaml.
@@ -29,6 +32,8 @@ type settings struct {
 	registryPort int
 	// upstreams are the registries that images may be pulled from, by host.
 	upstreams map[string]*upstream
+	// sandbox is the level of agents that are created without one; empty is the strongest.
+	sandbox sandbox.Level
 	// logMaxSize is the size in bytes above which an agent's log goes on in a new file, logFiles how
 	// many files of it there are at most, the one in use among them.
 	logMaxSize int64
@@ -52,6 +57,9 @@ func (s *size) UnmarshalYAML(n *yaml.Node) error {
 	*s = size(v * unit)
 	return nil
 }
+
+// levels can be asked for by name.
+var levels = []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict}
 
 // duration reads values such as "30s".
 type duration time.Duration
@@ -102,6 +110,7 @@ func (s *settings) parse(b []byte) error {
 			Policy    string `yaml:"policy"`
 			PlainHTTP bool   `yaml:"plain-http"`
 		} `yaml:"upstreams"`
+		Sandbox *string `yaml:"sandbox"`
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	dec.KnownFields(true)
@@ -132,6 +141,12 @@ func (s *settings) parse(b []byte) error {
 			s.upstreams = make(map[string]*upstream)
 		}
 		s.upstreams[u.host] = u
+	}
+	if v := file.Sandbox; v != nil {
+		s.sandbox = sandbox.Level(*v)
+		if !slices.Contains(levels, s.sandbox) {
+			return fmt.Errorf("sandbox: %q is not off, limited or strict", *v)
+		}
 	}
 	if err := s.setLimits(file.LogMaxSize, file.LogFiles, file.MaxStarts); err != nil {
 		return err

@@ -37,6 +37,8 @@ func TestConfigIsReadStrictly(t *testing.T) {
 		{name: "starts", text: "max-starts: 1\n", ready: 30 * time.Second},
 		{name: "no starts", text: "max-starts: 0\n", want: "max-starts: 0 is not from 1 to 10000"},
 		{name: "two documents", text: "ready-timeout: 2s\n---\nready-timeout: 3s\n", want: "more than one document"},
+		{name: "a level", text: "sandbox: limited\n", ready: 30 * time.Second},
+		{name: "no level", text: "sandbox: lax\n", want: `sandbox: "lax" is not off, limited or strict`},
 		{name: "a list", text: "- a\n", want: "line 1"},
 		{name: "too large", text: strings.Repeat("#\n", maxConfigBytes), want: "larger than"},
 	} {

@@ -22,6 +22,7 @@ import (
 	"github.com/otters-sh/otters/executor"
 	"github.com/otters-sh/otters/model"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/spec"
 	"github.com/otters-sh/otters/system"
 )
@@ -106,6 +107,9 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 		return undo(err)
 	}
 	opts := a.options()
+	if level := req.GetSandbox(); level != "" {
+		opts = append(opts, system.WithLevel(sandbox.Level(level)))
+	}
 	if p := req.GetRuntimePath(); p != "" {
 		opts = append(opts, system.WithAgentLocalRuntime(p))
 	}
@@ -156,6 +160,9 @@ func checkCreate(req *daemonv1.CreateAgentRequest) error {
 		if _, err := model.ParseRef(req.GetModel()); err != nil {
 			return &failure{code: codes.InvalidArgument, err: err}
 		}
+	}
+	if l := req.GetSandbox(); l != "" && !slices.Contains(levels, sandbox.Level(l)) {
+		return fail(codes.InvalidArgument, "", "sandbox level %s: want off, limited or strict", clip(l))
 	}
 	if n := len(req.GetEnvs()); n > maxEnvs {
 		return fail(codes.InvalidArgument, "", "%d environment variables: at most %d can be given", n, maxEnvs)

@@ -63,9 +63,9 @@ func TestAnAgentThatCanNotRunFailsWithTheRightReason(t *testing.T) {
 		name, reason, message string
 		req                   *daemonv1.CreateAgentRequest
 	}{
-		{"dies", "crashed", "exit code 7: boom", &daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "echo boom >&2; exit 7")}},
-		{"ends-well", "crashed", "exit code 0", &daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "exit 0")}},
-		{"bad-config", "config", "bad key", &daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "echo bad key >&2; exit 78")}},
+		{"dies", "crashed", "exit code 7: boom", &daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "echo boom >&2; exit 7"), Sandbox: "off"}},
+		{"ends-well", "crashed", "exit code 0", &daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "exit 0"), Sandbox: "off"}},
+		{"bad-config", "config", "bad key", &daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "echo bad key >&2; exit 78"), Sandbox: "off"}},
 		{"not-a-program", "init", "", &daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: garbage(t)}},
 		{"unknown-setting", "config", "nosuch", &daemonv1.CreateAgentRequest{Image: "guide", Configs: map[string]string{"nosuch": "1"}}},
 		{"no-model", "model", "no MODEL", &daemonv1.CreateAgentRequest{Image: "nomodel"}},
@@ -99,7 +99,7 @@ func TestARuntimeThatNeverGetsReadyIsGivenUpAndStopped(t *testing.T) {
 	writeHome(t, home, "config.yaml", "ready-timeout: 300ms\n")
 	d := boot(t, home)
 	d.image("guide", guide)
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "while :; do read x; done < /dev/zero")})
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "while :; do read x; done < /dev/zero"), Sandbox: "off"})
 	d.await("guide", "starting")
 	if a := d.get("guide"); a.GetPid() != 0 {
 		defer processes(t, a.GetPid(), a.GetMonitorPid()).gone(t)

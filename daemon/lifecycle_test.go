@@ -258,7 +258,7 @@ func TestLogsTellWhatTheRuntimeWrote(t *testing.T) {
 	t.Parallel()
 	d := boot(t, newHome(t))
 	d.image("guide", guide)
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "echo out; echo err >&2; exit 3")})
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "echo out; echo err >&2; exit 3"), Sandbox: "off"})
 	d.await("guide", "failed")
 	stream, err := d.api.Logs(t.Context(), &daemonv1.LogsRequest{Agent: "guide"})
 	if err != nil {

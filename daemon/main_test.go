@@ -54,6 +54,7 @@ func programsForTest(t *testing.T) string {
 		}
 		cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", built.dir+"/",
 			"../cmd/otters-sandbox", "../cmd/otters-runtime", "../cmd/otters-tools")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // inside strict there is no loader
 		if out, err := cmd.CombinedOutput(); err != nil {
 			built.err = fmt.Errorf("build programs: %w\n%s", err, out)
 		}

@@ -29,7 +29,7 @@ func TestWhatAnEarlierDaemonLeftHalfDone(t *testing.T) {
 	first := boot(t, home)
 	first.image("guide", guide)
 	for _, name := range []string{"removing", "rowless", "unreadable", "kept"} {
-		first.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: name, RuntimePath: script(t, "exit 1")})
+		first.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: name, RuntimePath: script(t, "exit 1"), Sandbox: "off"})
 		first.await(name, "failed")
 	}
 	folder := func(name string) string { return filepath.Dir(first.get(name).GetRoot()) }

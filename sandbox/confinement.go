@@ -12,11 +12,12 @@ func Strongest() Level {
 }
 
 // Describe tells what a program at level is confined by and what it is not; ownUser, that it runs
-// under a user id that nothing else uses. A level that is not supported enforces nothing.
+// under a user id that nothing else uses. It is what a start at that level enforces or else refuses;
+// Process.Confinement is what is in force for a program that runs.
 func Describe(level Level, ownUser bool) Confinement {
 	c := Confinement{Level: level, OwnUser: ownUser}
-	if supported(level) != nil {
-		c.Open = []string{"everything: " + string(level) + " is not supported here"}
+	if err := known(level); err != nil {
+		c.Open = []string{"everything: " + err.Error()}
 		return c
 	}
 	if ownUser {
@@ -26,32 +27,52 @@ func Describe(level Level, ownUser bool) Confinement {
 		"nothing it starts gains privileges, by a set-user-id program for instance (no_new_privs)",
 		"it gets the environment and the descriptors it was given and no others",
 		"everything it has started is killed when it ends or is stopped")
-	if ownUser {
-		c.Open = append(c.Open, "files: it reads and writes whatever any user of the host may")
-	} else {
+	switch level {
+	case Strict:
+		c.Enforced = append(c.Enforced,
+			"files: it sees its own folders, its tools and its mounts, and nothing else of the host; read-only ones are mounted so (mount namespace)",
+			"network: none, but the addresses it was given (network namespace)",
+			"processes: it sees and reaches its own alone (process, IPC, user and host name namespaces)",
+			"it has no Linux capability, and can gain none",
+			"calls that change the host, look into processes or make namespaces are refused (seccomp)")
+		c.Open = append(c.Open, limitsOpen)
+	case Limited:
+		c.Enforced = append(c.Enforced,
+			"files: it opens, runs and changes its own folders, its tools and its mounts alone; read-only ones it can't change (Landlock)",
+			"network: it connects by TCP to the ports it was given alone and listens on none; other kinds of sockets are refused (Landlock, seccomp)",
+			"processes: it signals and inspects its own alone (Landlock, seccomp)",
+			"calls that change the host, look into processes, make namespaces or change a file's mode, owner or times by its path are refused (seccomp)")
 		c.Open = append(c.Open,
-			"files: it reads and writes whatever the user who runs the daemon may, keys included",
-			"processes: it may signal and inspect that user's, its own monitor among those it may kill; what it has moved to a session of its own then lives on")
+			"files: it finds out the names, sizes and owners of files that it can't open, where its user may",
+			"network: a port it was given is open to it on every address, not on this host alone",
+			"processes: it finds out which process ids are in use",
+			limitsOpen)
+	case Off:
+		if ownUser {
+			c.Open = append(c.Open, "files: it reads and writes whatever any user of the host may")
+		} else {
+			c.Open = append(c.Open,
+				"files: it reads and writes whatever the user who runs the daemon may, keys included",
+				"processes: it may signal and inspect that user's, its own monitor among those it may kill; what it has moved to a session of its own then lives on")
+		}
+		c.Open = append(c.Open,
+			"network: it reaches whatever the host reaches",
+			"processes: it sees those of the host",
+			limitsOpen)
 	}
-	c.Open = append(c.Open,
-		"network: it reaches whatever the host reaches",
-		"processes: it sees those of the host",
-		"memory, processors, number of processes and disk are not limited")
 	return c
 }
 
-// supported tells why a level can't be had; nil where it can.
-func supported(level Level) error {
-	for _, l := range Supported() {
-		if l == level {
-			return nil
-		}
-	}
+const limitsOpen = "memory, processors, number of processes and disk are not limited"
+
+// known tells whether level is one of the levels, on a system that can run a monitor.
+func known(level Level) error {
 	switch level {
-	case Limited, Strict:
-		return fmt.Errorf("level %s: %w: this version confines at level off only; ask for off by name", level, ErrUnsupported)
-	case Off:
-		return fmt.Errorf("level %s: %w: the monitor needs Linux", level, ErrUnsupported)
+	case Off, Limited, Strict:
+		if !hasMonitor {
+			return fmt.Errorf("level %s: %w: the monitor needs Linux", level, ErrUnsupported)
+		}
+		return nil
 	default:
 		return fmt.Errorf("level %q: %w: it is off, limited or strict", string(level), ErrUnsupported)
 	}

@@ -5,8 +5,10 @@ func (l *Launcher) WarmPIDs() []int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []int
-	for _, c := range l.warm {
-		all = append(all, c.pid)
+	for _, p := range l.kinds {
+		for _, c := range p.warm {
+			all = append(all, c.pid)
+		}
 	}
 	return all
 }

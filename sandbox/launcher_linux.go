@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -40,11 +42,36 @@ type Launcher struct {
 
 	wg sync.WaitGroup // reaping and refilling
 
-	mu      sync.Mutex
-	closed  bool
+	mu     sync.Mutex
+	closed bool
+	kinds  [kinds]pool
+	alive  map[*child]struct{}
+
+	probe sync.Once
+	found []Level
+	lacks map[Level]error
+}
+
+// kind is what namespaces a monitor is started in.
+type kind int
+
+const (
+	plain    kind = iota // the host's
+	enclosed             // its own
+	kinds
+)
+
+func kindOf(level Level) kind {
+	if level == Strict {
+		return enclosed
+	}
+	return plain
+}
+
+// pool is the monitors of a kind that are started ahead, from the kind's first use on.
+type pool struct {
 	filling bool
 	warm    []*child
-	alive   map[*child]struct{}
 }
 
 // child is a monitor that this process has started.
@@ -52,10 +79,10 @@ type child struct {
 	pid  int
 	conn *wire.Conn
 	fd   *pidfd
+	kind kind
+	// mounts are the host's as they were when the monitor got a copy of them.
+	mounts [sha256.Size]byte
 }
-
-// Supported lists the levels that this host and version can give, weakest first.
-func Supported() []Level { return []Level{Off} }
 
 // NewLauncher finds the monitor's program and starts the first monitors ahead. The error wraps
 // ErrNoMonitor where the program is not there.
@@ -79,7 +106,7 @@ func NewLauncher(opts LauncherOptions) (*Launcher, error) {
 		l.logger = slog.New(slog.DiscardHandler)
 	}
 	l.mu.Lock()
-	l.refill()
+	l.refill(kindOf(opts.Level))
 	l.mu.Unlock()
 	return l, nil
 }
@@ -102,22 +129,23 @@ func findMonitor(path string) (string, error) {
 }
 
 // refill starts monitors ahead until there are enough. l.mu is held.
-func (l *Launcher) refill() {
-	if l.closed || l.filling || len(l.warm) >= l.want {
+func (l *Launcher) refill(k kind) {
+	p := &l.kinds[k]
+	if l.closed || p.filling || len(p.warm) >= l.want {
 		return
 	}
-	l.filling = true
+	p.filling = true
 	l.wg.Add(1)
 	go func() {
 		defer l.wg.Done()
 		for {
-			c, err := l.spawn()
+			c, err := l.spawn(k)
 			l.mu.Lock()
 			if err == nil && !l.closed {
-				l.warm = append(l.warm, c)
+				p.warm = append(p.warm, c)
 			}
-			if err != nil || l.closed || len(l.warm) >= l.want {
-				l.filling = false
+			if err != nil || l.closed || len(p.warm) >= l.want {
+				p.filling = false
 				if err == nil && l.closed {
 					_ = c.conn.Close()
 				}
@@ -133,7 +161,7 @@ func (l *Launcher) refill() {
 }
 
 // spawn starts a monitor that waits for its request.
-func (l *Launcher) spawn() (*child, error) {
+func (l *Launcher) spawn(k kind) (*child, error) {
 	conn, end, err := wire.Pair()
 	if err != nil {
 		return nil, err
@@ -147,12 +175,20 @@ func (l *Launcher) spawn() (*child, error) {
 	}
 	null := l.null.Fd()
 	fd := -1
+	sys := &syscall.SysProcAttr{Setsid: true, PidFD: &fd}
+	c := &child{conn: conn, kind: k}
+	if k == enclosed {
+		sys.Cloneflags, sys.AmbientCaps = namespaces, monitorCaps
+		c.mounts = hostMounts()
+	}
 	pid, err := syscall.ForkExec(l.path, []string{monitorName}, &syscall.ProcAttr{
-		Dir: "/", Files: []uintptr{null, null, null, uintptr(end)},
-		Sys: &syscall.SysProcAttr{Setsid: true, PidFD: &fd},
+		Dir: "/", Files: []uintptr{null, null, null, uintptr(end)}, Sys: sys,
 	})
 	if err == nil && fd < 0 {
 		err = fmt.Errorf("%w: the kernel has no pidfd (Linux 5.4)", ErrUnsupported)
+	}
+	if err != nil && k == enclosed {
+		err = fmt.Errorf("level %s: %w: namespaces of its own: %w", Strict, ErrUnsupported, err)
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -163,7 +199,7 @@ func (l *Launcher) spawn() (*child, error) {
 		_ = conn.Close() // it ends, and stays a zombie until this process does
 		return nil, err
 	}
-	c := &child{pid: pid, conn: conn, fd: p}
+	c.pid, c.fd = pid, p
 	l.alive[c] = struct{}{}
 	l.wg.Add(1)
 	go l.reap(c)
@@ -179,27 +215,44 @@ func (l *Launcher) reap(c *child) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.alive, c)
-	for i, w := range l.warm {
-		if w == c {
-			l.warm = append(l.warm[:i], l.warm[i+1:]...)
-			_ = c.conn.Close()
-			break
-		}
+	if p := &l.kinds[c.kind]; slices.Contains(p.warm, c) {
+		p.warm = slices.DeleteFunc(p.warm, func(w *child) bool { return w == c })
+		_ = c.conn.Close()
 	}
 	c.fd.close()
 }
 
 // take returns a monitor started ahead, or starts one.
-func (l *Launcher) take() (*child, error) {
+func (l *Launcher) take(k kind) (*child, error) {
 	l.mu.Lock()
-	if n := len(l.warm); n > 0 {
-		c := l.warm[0]
-		l.warm = append(l.warm[:0], l.warm[1:]...)
+	p := &l.kinds[k]
+	for len(p.warm) > 0 {
+		c := p.warm[0]
+		p.warm = append(p.warm[:0], p.warm[1:]...)
+		if k == enclosed && c.mounts != hostMounts() {
+			_ = c.conn.Close() // it would not see what was mounted since
+			continue
+		}
 		l.mu.Unlock()
 		return c, nil
 	}
 	l.mu.Unlock()
-	return l.spawn()
+	return l.spawn(k)
+}
+
+// hand gives a monitor its request.
+func (c *child) hand(spec Spec, req *request) error {
+	var m wire.Message
+	m.AddInt(wire.HostPID, int64(c.pid))
+	if c.kind == enclosed {
+		if err := c.mapIDs(spec.UID, spec.GID); err != nil {
+			if c.fd.ended() {
+				return unix.EPIPE
+			}
+			return err
+		}
+	}
+	return c.conn.Send(m, req.fds...)
 }
 
 // Start runs the program of spec, and returns when it runs or could not be started: the error then
@@ -207,7 +260,7 @@ func (l *Launcher) take() (*child, error) {
 // be had, and nothing is left behind. Cancelling ctx while Start waits undoes the start. The files
 // of spec stay the caller's; the monitor has copies.
 func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
-	if err := supported(spec.Level); err != nil {
+	if err := known(spec.Level); err != nil {
 		return nil, err
 	}
 	req, err := newRequest(spec)
@@ -218,15 +271,16 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	c, err := l.take()
+	k := kindOf(spec.Level)
+	c, err := l.take(k)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrStart, err)
 	}
-	if err = c.conn.Send(wire.Message{}, req.fds...); errors.Is(err, unix.EPIPE) {
+	if err = c.hand(spec, req); errors.Is(err, unix.EPIPE) {
 		// A monitor that waited here was killed; it has not got the request.
 		_ = c.conn.Close()
-		if c, err = l.spawn(); err == nil {
-			err = c.conn.Send(wire.Message{}, req.fds...)
+		if c, err = l.spawn(k); err == nil {
+			err = c.hand(spec, req)
 		}
 	}
 	if err != nil {
@@ -235,48 +289,54 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
 		}
 		return nil, fmt.Errorf("%w: hand over to the monitor: %w", ErrStart, err)
 	}
-	m, err := c.started(ctx)
+	m, fds, err := c.started(ctx)
 	l.mu.Lock()
-	l.refill()
+	l.refill(k)
 	l.mu.Unlock()
+	if err == nil {
+		if err = enforced(wire.StatusOf(m)); err != nil {
+			err = fmt.Errorf("%w: %w", ErrStart, err)
+			c.undo()
+		}
+	}
 	if err != nil {
+		wire.CloseAll(fds)
 		_ = c.conn.Close()
 		return nil, err
 	}
-	return l.adopt(c, m, spec.StateDir)
+	return l.adopt(c, m, fds, spec.StateDir)
 }
 
 // adopt makes the Process of a monitor that has started its program.
-func (l *Launcher) adopt(c *child, m wire.Message, stateDir string) (*Process, error) {
+func (l *Launcher) adopt(c *child, m wire.Message, fds []int, stateDir string) (*Process, error) {
 	fd, err := c.fd.dup()
 	if err != nil {
 		// Ended already, reaped by us: the record tells how.
 		fd = nil
 	}
 	p := newProcess(c.conn, fd, stateDir)
-	p.run(wire.StatusOf(m))
+	p.run(wire.StatusOf(m), fds)
 	return p, nil
 }
 
-// started waits for the monitor's word.
-func (c *child) started(ctx context.Context) (wire.Message, error) {
+// started waits for the monitor's word; with it come descriptors that the caller owns.
+func (c *child) started(ctx context.Context) (wire.Message, []int, error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetReadDeadline(time.Unix(1, 0)) })
 	m, fds, err := c.conn.Recv()
-	wire.CloseAll(fds)
 	if !stop() && (err != nil || m.Get(wire.Started) != "") {
 		c.undo()
-		return m, ctx.Err()
+		return m, fds, ctx.Err()
 	}
 	if errors.Is(err, io.EOF) {
-		return m, fmt.Errorf("%w: the monitor ended without a word", ErrStart)
+		return m, fds, fmt.Errorf("%w: the monitor ended without a word", ErrStart)
 	}
 	if err != nil {
-		return m, fmt.Errorf("%w: the monitor's answer: %w", ErrStart, err)
+		return m, fds, fmt.Errorf("%w: the monitor's answer: %w", ErrStart, err)
 	}
 	if m.Get(wire.Started) == "" {
-		return m, fmt.Errorf("%w: %w", ErrStart, refused(m))
+		return m, fds, fmt.Errorf("%w: %w", ErrStart, refused(m))
 	}
-	return m, nil
+	return m, fds, nil
 }
 
 // undo stops what a monitor has started or is about to, and returns when it is gone.
@@ -324,7 +384,12 @@ func (l *Launcher) Close() error {
 		return nil
 	}
 	l.closed = true
-	for _, c := range l.warm {
+	var warm []*child
+	for i := range l.kinds {
+		warm = append(warm, l.kinds[i].warm...)
+		l.kinds[i].warm = nil
+	}
+	for _, c := range warm {
 		_ = c.conn.Close()
 		fd, err := c.fd.dup()
 		if err != nil {
@@ -341,7 +406,6 @@ func (l *Launcher) Close() error {
 			fd.reap()
 		}()
 	}
-	l.warm = nil
 	l.mu.Unlock()
 	l.letGo()
 	l.wg.Wait()

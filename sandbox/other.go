@@ -8,6 +8,8 @@ import (
 	"time"
 )
 
+const hasMonitor = false
+
 // Launcher starts programs, each under a monitor of its own. This system has none.
 type Launcher struct{}
 
@@ -18,16 +20,25 @@ type Process struct{}
 func Supported() []Level { return nil }
 
 // NewLauncher returns ErrUnsupported.
-func NewLauncher(LauncherOptions) (*Launcher, error) { return nil, supported(Off) }
+func NewLauncher(LauncherOptions) (*Launcher, error) { return nil, known(Off) }
 
 // Start returns ErrUnsupported.
-func (l *Launcher) Start(context.Context, Spec) (*Process, error) { return nil, supported(Off) }
+func (l *Launcher) Start(context.Context, Spec) (*Process, error) { return nil, known(Off) }
 
 // Close does nothing.
 func (l *Launcher) Close() error { return nil }
 
+// Supported returns none.
+func (l *Launcher) Supported() []Level { return nil }
+
+// Strongest returns Off.
+func (l *Launcher) Strongest() Level { return Off }
+
+// Lacks returns ErrUnsupported.
+func (l *Launcher) Lacks(level Level) error { return known(level) }
+
 // Attach returns ErrUnsupported.
-func Attach(context.Context, string) (*Process, error) { return nil, supported(Off) }
+func Attach(context.Context, string) (*Process, error) { return nil, known(Off) }
 
 // PID returns 0.
 func (p *Process) PID() int { return 0 }
@@ -42,10 +53,10 @@ func (p *Process) StartedAt() time.Time { return time.Time{} }
 func (p *Process) Confinement() Confinement { return Describe(Off, false) }
 
 // Signal returns ErrUnsupported.
-func (p *Process) Signal(context.Context, os.Signal) error { return supported(Off) }
+func (p *Process) Signal(context.Context, os.Signal) error { return known(Off) }
 
 // Stop returns ErrUnsupported.
-func (p *Process) Stop(context.Context, time.Duration) error { return supported(Off) }
+func (p *Process) Stop(context.Context, time.Duration) error { return known(Off) }
 
 // Done returns nil.
 func (p *Process) Done() <-chan struct{} { return nil }
@@ -57,7 +68,7 @@ func (p *Process) Exit() Exit { return Exit{} }
 func (p *Process) SwitchLog(context.Context, *os.File) error { return supported(Off) }
 
 // Files returns ErrUnsupported.
-func (p *Process) Files(context.Context) (map[string]*os.File, error) { return nil, supported(Off) }
+func (p *Process) Files(context.Context) (map[string]*os.File, error) { return nil, known(Off) }
 
 // Close does nothing.
 func (p *Process) Close() error { return nil }

@@ -20,8 +20,11 @@ const maxRecord = 256 << 10
 type LauncherOptions struct {
 	// Monitor is the path of otters-sandbox. Empty looks beside this executable, then in PATH.
 	Monitor string
-	// Warm is how many monitors are kept started ahead, at most 16; 0 means 1, negative none.
+	// Warm is how many monitors are kept started ahead for a level, at most 16; 0 means 1, negative none.
 	Warm int
+	// Level is whose programs a monitor is started ahead for before any has run; empty is Off. The
+	// monitors of strict differ from the others'.
+	Level Level
 	// Logger gets what happens out of a caller's sight; nil discards it.
 	Logger *slog.Logger
 }

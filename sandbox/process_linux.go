@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -58,11 +59,18 @@ func newProcess(conn *wire.Conn, monitor *pidfd, dir string) *Process {
 	}
 }
 
-// run serves the connection from now on.
-func (p *Process) run(s wire.Status) {
+// run serves the connection from now on. fds came with the status; run owns them.
+func (p *Process) run(s wire.Status, fds []int) {
 	p.status = s
-	// Held while the monitor, its parent, says that it runs; else it has ended.
-	p.program, _ = openPidfd(s.PID, s.Start)
+	if len(fds) > 0 {
+		// What the monitor calls the program is its id inside.
+		p.status.PID = hostID(fds[0])
+		p.program, _ = newPidfd(fds[0])
+		wire.CloseAll(fds[1:])
+	} else {
+		// Held while the monitor, its parent, says that it runs; else it has ended.
+		p.program, _ = openPidfd(s.PID, s.Start)
+	}
 	p.wg.Add(1)
 	go p.read()
 }
@@ -142,7 +150,7 @@ func (p *Process) MonitorPID() int { return p.status.Monitor }
 func (p *Process) StartedAt() time.Time { return p.status.At }
 
 // Confinement is what is in force.
-func (p *Process) Confinement() Confinement { return Describe(Level(p.status.Level), p.status.OwnUser) }
+func (p *Process) Confinement() Confinement { return inForce(p.status) }
 
 // Done is closed when the program and all it started are gone and the record of the exit is
 // written, or its monitor is lost. It is not closed by Close.
@@ -427,8 +435,9 @@ func attach(ctx context.Context, conn *wire.Conn, stateDir string) (*Process, er
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotRunning, err)
 	}
-	s, err := askStatus(ctx, conn)
+	s, fds, err := askStatus(ctx, conn)
 	if err == nil && s.Monitor != pid {
+		wire.CloseAll(fds)
 		err = fmt.Errorf("the monitor is process %d and says it is %d", pid, s.Monitor)
 	}
 	if err != nil {
@@ -436,35 +445,58 @@ func attach(ctx context.Context, conn *wire.Conn, stateDir string) (*Process, er
 		return nil, err
 	}
 	p := newProcess(conn, monitor, stateDir)
-	p.run(s)
+	p.run(s, fds)
 	return p, nil
 }
 
+// hostID is the id of a process held by a descriptor; -1 where it has ended.
+func hostID(fd int) int {
+	b, err := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
+	if err != nil {
+		return -1
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		if value, ok := strings.CutPrefix(line, "Pid:"); ok {
+			if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil && n > 0 {
+				return n
+			}
+		}
+	}
+	return -1
+}
+
 // askStatus is the first exchange with a monitor, before anything else reads the connection.
-func askStatus(ctx context.Context, conn *wire.Conn) (wire.Status, error) {
+func askStatus(ctx context.Context, conn *wire.Conn) (wire.Status, []int, error) {
 	var m wire.Message
 	m.Add(wire.Op, wire.OpStatus)
 	m.Add(wire.ID, "0")
 	if err := conn.Send(m); err != nil {
-		return wire.Status{}, fmt.Errorf("%w: %w", ErrNotRunning, err)
+		return wire.Status{}, nil, fmt.Errorf("%w: %w", ErrNotRunning, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	m, fds, err := conn.Recv()
-	wire.CloseAll(fds)
+	refuse := func(err error) (wire.Status, []int, error) {
+		wire.CloseAll(fds)
+		return wire.Status{}, nil, err
+	}
 	if !stop() {
-		return wire.Status{}, fmt.Errorf("the monitor does not answer: %w", ctx.Err())
+		return refuse(fmt.Errorf("the monitor does not answer: %w", ctx.Err()))
 	}
 	if errors.Is(err, wire.ErrVersion) {
-		return wire.Status{}, err
+		return refuse(err)
 	}
 	if err != nil {
-		return wire.Status{}, fmt.Errorf("%w: %w", ErrNotRunning, err)
+		return refuse(fmt.Errorf("%w: %w", ErrNotRunning, err))
 	}
 	if m.Get(wire.Event) == wire.EventExit {
-		return wire.Status{}, fmt.Errorf("%w: it is ending", ErrNotRunning)
+		return refuse(fmt.Errorf("%w: it is ending", ErrNotRunning))
 	}
 	if m.Get(wire.Error) != "" {
-		return wire.Status{}, refused(m)
+		return refuse(refused(m))
 	}
-	return wire.StatusOf(m), nil
+	if m.Get(wire.Pidfd) == "" {
+		wire.CloseAll(fds)
+		fds = nil
+	}
+	return wire.StatusOf(m), fds, nil
 }

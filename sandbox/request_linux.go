@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -21,9 +22,19 @@ func newRequest(s Spec) (*request, error) {
 	}
 	w := wire.Spec{
 		Level: string(s.Level), Path: s.Path, Dir: s.Dir, Args: s.Args, Env: s.Env, UID: s.UID, GID: s.GID,
-		Log: s.Log != nil, Stdout: s.Stdout != nil, Stderr: s.Stderr != nil,
+		Log: s.Log != nil, Stdin: s.Stdin != nil, Stdout: s.Stdout != nil, Stderr: s.Stderr != nil,
+		Tied: s.Tied, Ports: s.Ports, Serve: s.Serve, Memory: s.Limits.Memory, PIDs: s.Limits.PIDs,
 	}
-	files := []*os.File{s.Log, s.Stdout, s.Stderr}
+	for _, b := range s.Binds {
+		w.Binds = append(w.Binds, wire.Bind(b))
+	}
+	for _, l := range s.Listen {
+		w.ListenNames, w.ListenPorts = append(w.ListenNames, l.Name), append(w.ListenPorts, l.Port)
+	}
+	for _, l := range s.Relay {
+		w.RelayNames, w.RelayPorts = append(w.RelayNames, l.Name), append(w.RelayPorts, l.Port)
+	}
+	files := []*os.File{s.Log, s.Stdin, s.Stdout, s.Stderr}
 	for _, f := range s.Files {
 		w.Files = append(w.Files, f.Name)
 		files = append(files, f.File)
@@ -138,8 +149,70 @@ func check(s Spec) error {
 			return err
 		}
 	}
-	return checkNames(append(append([]File(nil), s.Files...), s.Held...))
+	if err := checkConfinement(s); err != nil {
+		return err
+	}
+	names := make([]string, 0, len(s.Files)+len(s.Held)+len(s.Listen))
+	for _, f := range append(append([]File(nil), s.Files...), s.Held...) {
+		if f.File == nil {
+			return fmt.Errorf("file %q: not open", f.Name)
+		}
+		names = append(names, f.Name)
+	}
+	for _, l := range s.Listen {
+		names = append(names, l.Name)
+	}
+	return checkNames(names)
 }
+
+// checkConfinement looks at what the levels treat differently.
+func checkConfinement(s Spec) error {
+	for _, b := range s.Binds {
+		if !filepath.IsAbs(b.Source) || s.Level == Strict && (!filepath.IsAbs(b.Target) || filepath.Clean(b.Target) == "/") {
+			return fmt.Errorf("bind %q at %q: not absolute paths below the root", b.Source, b.Target)
+		}
+		if strings.ContainsRune(b.Source+b.Target, 0) {
+			return fmt.Errorf("bind %q at %q: has a NUL byte", b.Source, b.Target)
+		}
+	}
+	for _, l := range append(append([]Listen(nil), s.Listen...), s.Relay...) {
+		if l.Port < 1 || l.Port > 65535 {
+			return fmt.Errorf("listener %q: no port %d", l.Name, l.Port)
+		}
+	}
+	for _, l := range s.Relay {
+		if !slices.ContainsFunc(s.Held, func(f File) bool { return f.Name == l.Name }) {
+			return fmt.Errorf("relay %q: not among the files held", l.Name)
+		}
+	}
+	for _, p := range append(append([]int(nil), s.Ports...), s.Serve...) {
+		if p < 1 || p > 65535 {
+			return fmt.Errorf("no port %d", p)
+		}
+	}
+	uid := s.UID
+	if uid < 0 {
+		uid = unix.Geteuid()
+	}
+	switch {
+	case s.Level != Strict && len(s.Listen)+len(s.Relay) > 0:
+		return fmt.Errorf("listener inside: level %s has no network of its own", s.Level)
+	case s.Level != Off && (uid == 0 || s.UID == 0 || s.GID == 0 || s.UID > 0 && s.GID < 0):
+		return fmt.Errorf("level %s does not run a program as root: give it a user id and a group id", s.Level)
+	case s.Limits.Memory < 0 || s.Limits.PIDs < 0:
+		return errors.New("a limit is negative")
+	case s.Limits.Memory > 0 && s.Limits.Memory < minMemory:
+		return fmt.Errorf("memory limit: %d bytes: at least %d, which starting takes", s.Limits.Memory, minMemory)
+	case s.Level == Off && s.Limits != Limits{}:
+		return fmt.Errorf("limits: %w: level off enforces none", ErrUnsupported)
+	case s.Level == Limited && s.Limits.PIDs > 0 && unix.Geteuid() != 0:
+		return fmt.Errorf("limit of processes: %w: at level limited it would count all of this user's; use level strict, or leave it away", ErrUnsupported)
+	}
+	return nil
+}
+
+// minMemory is what the monitor, which the limit holds for as well, needs to start a program.
+const minMemory = 32 << 20
 
 func checkAppend(f *os.File) error {
 	fd, err := dup(f)
@@ -157,23 +230,20 @@ func checkAppend(f *os.File) error {
 	return nil
 }
 
-func checkNames(files []File) error {
-	if len(files) > wire.MaxFiles {
-		return fmt.Errorf("%d files: at most %d can be handed over", len(files), wire.MaxFiles)
+func checkNames(names []string) error {
+	if len(names) > wire.MaxFiles {
+		return fmt.Errorf("%d files: at most %d can be handed over", len(names), wire.MaxFiles)
 	}
 	seen := make(map[string]bool)
-	for _, f := range files {
-		if f.File == nil {
-			return fmt.Errorf("file %q: not open", f.Name)
+	for _, name := range names {
+		bad := strings.IndexFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' })
+		if name == "" || len(name) > 255 || bad >= 0 {
+			return fmt.Errorf("file name %q: must be 1 to 255 printable ASCII characters without a colon", name)
 		}
-		bad := strings.IndexFunc(f.Name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' })
-		if f.Name == "" || len(f.Name) > 255 || bad >= 0 {
-			return fmt.Errorf("file name %q: must be 1 to 255 printable ASCII characters without a colon", f.Name)
+		if seen[name] {
+			return fmt.Errorf("file name %q: used twice", name)
 		}
-		if seen[f.Name] {
-			return fmt.Errorf("file name %q: used twice", f.Name)
-		}
-		seen[f.Name] = true
+		seen[name] = true
 	}
 	return nil
 }

@@ -41,17 +41,37 @@ var (
 type Spec struct {
 	// Level must be a level that the host supports.
 	Level Level
-	// Path is the program on the host, Args what follows its name.
+	// Path is the program, Args what follows its name. At strict it is a path inside.
 	Path string
 	Args []string
 	// Env is the whole environment; nothing is inherited. LISTEN_FDS and LISTEN_FDNAMES are added
 	// where there are Files, LISTEN_PID is left out; all three are taken out of Env.
 	Env []string
-	// Dir is the working folder on the host. Paths are absolute.
+	// Dir is the working folder, at strict inside. Paths are absolute.
 	Dir string
 	// UID and GID the program runs under; negative keeps the caller's. Where the caller is root
-	// the program has no further groups; an ordinary user's keeps that user's.
+	// the program has no further groups; an ordinary user's keeps that user's. Root can't run a
+	// program as root at strict and limited. Inside of strict both are 0, without any power of root.
 	UID, GID int
+	// Binds are what the program has of the host's files. At strict they are all it sees, beside
+	// /proc and a few devices, each at its Target, one mounted upon another in their order; at
+	// limited they are all it can reach, each at its Source. Off does not look at them.
+	Binds []Bind
+	// Listen are sockets that the monitor opens on the loopback inside and keeps, as it does Held.
+	// Strict alone has a loopback of the program's own; at other levels they are refused.
+	Listen []Listen
+	// Ports are the TCP ports that the program may connect to at limited, on any address.
+	Ports []int
+	// Serve are the TCP ports that the program may listen on at limited, on any address.
+	Serve []int
+	// Relay names listeners of Held whose connections the monitor passes on to a port of the
+	// loopback inside, for a program at strict that can't take a listener over.
+	Relay []Listen
+	// Tied kills the program with all that it has started when the process that started it ends, or
+	// closes its Process.
+	Tied bool
+	// Limits bound what the program may take.
+	Limits Limits
 	// StateDir is an existing folder, 0700 and out of the program's reach, for the monitor's
 	// control socket, its state and the record of the exit. A record of an earlier program there
 	// is replaced; a program that still runs with the folder makes Start fail.
@@ -61,6 +81,8 @@ type Spec struct {
 	// last part carry "more":true; a line of stream "monitor" tells of lines that could not be
 	// written. It must be opened for appending. Nil drops it.
 	Log *os.File
+	// Stdin is the program's standard input; nil is /dev/null.
+	Stdin *os.File
 	// Stdout and Stderr, where not nil, get the program's output as well, byte for byte. One that
 	// takes nothing holds the program up; one whose reader is gone is dropped.
 	Stdout, Stderr *os.File
@@ -77,6 +99,28 @@ type Spec struct {
 type File struct {
 	Name string
 	*os.File
+}
+
+// Bind is a file or folder that a program gets, with all that is mounted below it. What is not
+// ReadOnly the program may write where its user may.
+type Bind struct {
+	Source, Target string
+	ReadOnly       bool
+}
+
+// Listen is a listening socket on 127.0.0.1 inside, and the name by which it is known.
+type Listen struct {
+	Name string
+	Port int
+}
+
+// Limits bound a program and all that it starts; zero is no bound. They are refused where nothing
+// would enforce them.
+type Limits struct {
+	// Memory bounds the data of each process, in bytes.
+	Memory int64
+	// PIDs bounds how many processes and threads its user runs, at strict those inside alone.
+	PIDs int64
 }
 
 // Exit is how a program ended.

@@ -250,8 +250,6 @@ func TestStartErrorsNameTheCauseAndLeaveNothing(t *testing.T) {
 		"name twice":      {func(s *sandbox.Spec) { f := content(t, ""); s.Held = []sandbox.File{{"a", f}, {"a", f}} }, nil, "twice"},
 		"name with colon": {func(s *sandbox.Spec) { s.Files = []sandbox.File{{"a:b", content(t, "")}} }, nil, "colon"},
 		"no file":         {func(s *sandbox.Spec) { s.Files = []sandbox.File{{"a", nil}} }, nil, "not open"},
-		"strict":          {func(s *sandbox.Spec) { s.Level = sandbox.Strict }, sandbox.ErrUnsupported, "strict"},
-		"limited":         {func(s *sandbox.Spec) { s.Level = sandbox.Limited }, sandbox.ErrUnsupported, "limited"},
 		"no level":        {func(s *sandbox.Spec) { s.Level = "" }, sandbox.ErrUnsupported, "off, limited or strict"},
 		"nothing wrong":   {func(s *sandbox.Spec) {}, nil, ""},
 	} {

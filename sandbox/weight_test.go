@@ -56,11 +56,19 @@ func TestMonitorIsSmall(t *testing.T) {
 		}
 	}
 	l := newLauncher(t, sandbox.LauncherOptions{})
+	for _, level := range append([]sandbox.Level{sandbox.Off}, confined...) {
+		t.Run(string(level), func(t *testing.T) { weigh(t, l, level) })
+	}
+}
+
+func weigh(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+	need(t, l, level)
+	w := newWorld(t)
 	const many = 10
 	var pss, anon int
 	var all []*sandbox.Process
 	for range many {
-		p := start(t, l, shell(t, "exec sleep 1000"))
+		p := start(t, l, w.spec(t, level, "exec sleep 1000"))
 		if _, err := p.Files(deadline(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -105,42 +113,51 @@ func report(b *testing.B, took []time.Duration) {
 // waits and with one that has to be started.
 func BenchmarkStart(b *testing.B) {
 	for name, warm := range map[string]int{"warm": 1, "cold": -1} {
-		b.Run(name, func(b *testing.B) {
-			l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitorPath, Warm: warm})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer l.Close()
-			spec := sandbox.Spec{
-				Level: sandbox.Off, Path: "/bin/sleep", Args: []string{"1000"}, Dir: "/", UID: -1, GID: -1, StateDir: b.TempDir(),
-			}
-			if err := os.Chmod(spec.StateDir, 0o700); err != nil {
-				b.Fatal(err)
-			}
-			var took []time.Duration
-			for b.Loop() {
-				b.StopTimer()
-				for warm > 0 && len(l.WarmPIDs()) == 0 {
-					time.Sleep(100 * time.Microsecond)
-				}
-				time.Sleep(5 * time.Millisecond) // the monitor that waits has settled
-				b.StartTimer()
-				begin := time.Now()
-				p, err := l.Start(b.Context(), spec)
+		for _, level := range []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict} {
+			b.Run(name+"/"+string(level), func(b *testing.B) {
+				l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitorPath, Warm: warm})
 				if err != nil {
 					b.Fatal(err)
 				}
-				took = append(took, time.Since(begin))
-				b.StopTimer()
-				if err := p.Stop(b.Context(), 0); err != nil {
+				defer l.Close()
+				spec := sandbox.Spec{
+					Level: level, Path: "/bin/sleep", Args: []string{"1000"}, Dir: "/usr", UID: -1, GID: -1, StateDir: b.TempDir(),
+					Binds: hostPrograms(),
+				}
+				if os.Geteuid() == 0 {
+					spec.UID, spec.GID = agentUser, agentUser
+				}
+				if err := l.Lacks(level); err != nil {
+					b.Skip(err)
+				}
+				if err := os.Chmod(spec.StateDir, 0o700); err != nil {
 					b.Fatal(err)
 				}
-				if err := p.Close(); err != nil {
-					b.Fatal(err)
+				var took []time.Duration
+				for b.Loop() {
+					b.StopTimer()
+					for warm > 0 && len(l.WarmPIDs()) == 0 {
+						time.Sleep(100 * time.Microsecond)
+					}
+					time.Sleep(5 * time.Millisecond) // the monitor that waits has settled
+					b.StartTimer()
+					begin := time.Now()
+					p, err := l.Start(b.Context(), spec)
+					if err != nil {
+						b.Fatal(err)
+					}
+					took = append(took, time.Since(begin))
+					b.StopTimer()
+					if err := p.Stop(b.Context(), 0); err != nil {
+						b.Fatal(err)
+					}
+					if err := p.Close(); err != nil {
+						b.Fatal(err)
+					}
+					b.StartTimer()
 				}
-				b.StartTimer()
-			}
-			report(b, took)
-		})
+				report(b, took)
+			})
+		}
 	}
 }

@@ -52,6 +52,7 @@ type Agent struct {
 	stdout        io.Writer
 	stderr        io.Writer
 	gateway       func(net.Listener)
+	level         sandbox.Level
 	hostFS        billy.Filesystem
 	grace         time.Duration
 

@@ -13,30 +13,27 @@ import (
 // The contract, at each level that this host can have.
 func TestTheContractIsKept(t *testing.T) {
 	t.Parallel()
-	for _, level := range sandbox.Supported() {
-		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			executortest.Run(t, executortest.Options{
-				New: func(t *testing.T, w *executortest.World) executor.Provider {
-					fs, err := rootfs.Open(w.Dir)
-					if err != nil {
-						t.Fatal(err)
+	eachLevel(t, func(t *testing.T, level sandbox.Level) {
+		executortest.Run(t, executortest.Options{
+			New: func(t *testing.T, w *executortest.World) executor.Provider {
+				fs, err := rootfs.Open(w.Dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := system.NewProvider(fs, w.StoreFor,
+					system.WithSandbox(level), system.WithMonitor(monitor), system.WithLogDir(t.TempDir()),
+					system.WithPuller(w.Pull), system.WithLabelReader(w.Labels),
+					system.WithAgentDefaults(system.WithModelResolver(w.ResolveModel), system.WithDigestResolver(w.Digest),
+						system.WithDaemonURL(w.DaemonURL), system.WithAgentToken(w.AgentToken)))
+				t.Cleanup(func() {
+					if err := p.Close(); err != nil {
+						t.Error(err)
 					}
-					p := system.NewProvider(fs, w.StoreFor,
-						system.WithSandbox(level), system.WithMonitor(monitor), system.WithLogDir(t.TempDir()),
-						system.WithPuller(w.Pull), system.WithLabelReader(w.Labels),
-						system.WithAgentDefaults(system.WithModelResolver(w.ResolveModel), system.WithDigestResolver(w.Digest),
-							system.WithDaemonURL(w.DaemonURL), system.WithAgentToken(w.AgentToken)))
-					t.Cleanup(func() {
-						if err := p.Close(); err != nil {
-							t.Error(err)
-						}
-						fs.Close()
-					})
-					return p
-				},
-				Close: func(p executor.Provider) error { return p.(*system.Provider).Close() },
-			})
+					fs.Close()
+				})
+				return p
+			},
+			Close: func(p executor.Provider) error { return p.(*system.Provider).Close() },
 		})
-	}
+	})
 }

@@ -3,17 +3,22 @@ package system
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/workspace"
 )
 
@@ -21,9 +26,14 @@ import (
 // over it is read and dropped.
 const maxExecOutput = 4 << 20
 
-// Exec runs the declared BIN bin to its end, as ExecStream does, with its input and output as text.
+// execTime is the longest that an Exec may take; ExecStream is its caller's to bound.
+const execTime = 10 * time.Minute
+
+// Exec runs the declared BIN bin to its end, as ExecStream does, for at most ten minutes, with its input and output as text.
 // Output over 4 MiB a stream is dropped.
 func (a *Agent) Exec(ctx context.Context, bin string, args []string, stdin string) executor.ExecResult {
+	ctx, cancel := context.WithTimeout(ctx, execTime)
+	defer cancel()
 	stdout, stderr := &cappedBuffer{}, &cappedBuffer{}
 	res := a.ExecStream(ctx, bin, args, strings.NewReader(stdin), stdout, stderr)
 	res.Stdout, res.Stderr = stdout.String(), stderr.String()
@@ -32,21 +42,30 @@ func (a *Agent) Exec(ctx context.Context, bin string, args []string, stdin strin
 
 // ExecStream is Exec with streams of any length; see executor.StreamExecer. It runs the declared BIN
 // bin to its end: in the agent's environment less every token and key, in its working folder, under
-// its user id, in a process group of its own that is killed as a whole when ctx ends, and when the
-// BIN has ended; the BIN itself also dies with this process. A stdin that is an *os.File is handed to
-// the BIN as it is; a Read of another one that is under way when the BIN has exited is not waited for.
-// The workspace must have been prepared; without one, with an undeclared BIN or without a disk, Err
-// says so.
+// its user id, in a sandbox of its own at the agent's level, where the gateway is not. When ctx ends,
+// and when the BIN has ended, all that it has started is killed; so is all of it with this process.
+// An agent without a monitor runs the BIN in a process group of its own instead, which is killed as a
+// whole. A stdin that is an *os.File is handed to the BIN as it is; a Read of another one that is
+// under way when the BIN has exited is not waited for. The workspace must have been prepared; without
+// one, with an undeclared BIN or without a disk, Err says so.
 func (a *Agent) ExecStream(
 	ctx context.Context, bin string, args []string, stdin io.Reader, stdout, stderr io.Writer,
 ) executor.ExecResult {
 	fail := func(err error) executor.ExecResult {
 		return executor.ExecResult{ExitCode: -1, Err: fmt.Errorf("exec %s in agent %s: %w", bin, a.id, err)}
 	}
-	cmd, err := a.execCommand(bin, args)
+	rt, env, err := a.execEnv(bin)
 	if err != nil {
 		return fail(err)
 	}
+	if a.monitored {
+		res, err := a.execSandboxed(ctx, rt, bin, args, env, stdin, [2]io.Writer{stdout, stderr})
+		if err != nil {
+			res = fail(err)
+		}
+		return res
+	}
+	cmd := a.execCommand(bin, args, env)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	if file, ok := stdin.(*os.File); ok {
 		cmd.Stdin = file
@@ -76,8 +95,8 @@ func (a *Agent) ExecStream(
 	return res
 }
 
-// execCommand is a declared BIN, ready to be started.
-func (a *Agent) execCommand(bin string, args []string) (*exec.Cmd, error) {
+// execEnv is what a declared BIN is run with.
+func (a *Agent) execEnv(bin string) (*executor.Runtime, []string, error) {
 	a.mu.Lock()
 	rt := a.runtime
 	var env []string
@@ -87,13 +106,18 @@ func (a *Agent) execCommand(bin string, args []string) (*exec.Cmd, error) {
 	a.mu.Unlock()
 	switch {
 	case rt == nil:
-		return nil, errors.New("the agent has no workspace yet; run it first")
+		return nil, nil, errors.New("the agent has no workspace yet; run it first")
 	case !a.disk:
-		return nil, fmt.Errorf("%w: the workspace is not on disk", executor.ErrNotImplemented)
+		return nil, nil, fmt.Errorf("%w: the workspace is not on disk", executor.ErrNotImplemented)
 	}
 	if err := declared(rt, bin); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	return rt, env, nil
+}
+
+// execCommand is a BIN without a monitor, ready to be started.
+func (a *Agent) execCommand(bin string, args, env []string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(hostPath(a.fs, workspace.BinDir), bin), args...)
 	cmd.Env, cmd.Dir = env, hostPath(a.fs, workspace.WorkDir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -103,7 +127,123 @@ func (a *Agent) execCommand(bin string, args []string) (*exec.Cmd, error) {
 	}
 	// A grandchild that keeps the pipes open must not keep the caller.
 	cmd.WaitDelay = stopGrace
-	return cmd, nil
+	return cmd
+}
+
+// execSandboxed runs the BIN under a monitor of its own, with a state folder beside the runtime's.
+func (a *Agent) execSandboxed(
+	ctx context.Context, rt *executor.Runtime, bin string, args, env []string, stdin io.Reader, outs [2]io.Writer,
+) (res executor.ExecResult, err error) {
+	launcher, err := a.provider.launch()
+	if err != nil {
+		return res, err
+	}
+	state := path.Join(stateDir, "exec-"+rand.Text())
+	if err := a.home.MkdirAll(state, 0o700); err != nil {
+		return res, err
+	}
+	defer func() { err = errors.Join(err, removeAll(a.home, state)) }()
+	s := sandbox.Spec{Args: args, Env: env, StateDir: hostPath(a.home, state), Tied: true}
+	if err := a.confine(&s, rt, path.Join(workspace.BinDir, bin)); err != nil {
+		return res, err
+	}
+	var files openFiles
+	defer files.close()
+	c := &copies{}
+	defer c.end()
+	if err := c.open(&s, &files, stdin, outs); err != nil {
+		return res, err
+	}
+	proc, err := launcher.Start(ctx, s)
+	files.close()
+	if err != nil {
+		return res, err
+	}
+	c.feed(stdin)
+	select {
+	case <-proc.Done():
+	case <-ctx.Done():
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*stopGrace)
+		err = errors.Join(ctx.Err(), proc.Stop(stopCtx, 0))
+		cancel()
+	}
+	exit := proc.Exit()
+	err = errors.Join(err, proc.Close())
+	if exit.Lost && err == nil {
+		err = errors.New("its monitor is gone")
+	}
+	c.end()
+	return executor.ExecResult{ExitCode: exit.Code}, err
+}
+
+// copies are the pipes between a BIN and streams of this process.
+type copies struct {
+	in   *os.File
+	outs []*os.File
+	wg   sync.WaitGroup
+}
+
+// open makes the pipes that are needed; a file as standard input needs none.
+func (c *copies) open(s *sandbox.Spec, files *openFiles, stdin io.Reader, outs [2]io.Writer) error {
+	if f, ok := stdin.(*os.File); ok {
+		s.Stdin = f
+	} else if stdin != nil {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		s.Stdin, _ = files.add(r, nil)
+		c.in = w
+	}
+	for i, to := range []**os.File{&s.Stdout, &s.Stderr} {
+		if outs[i] == nil {
+			continue
+		}
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		*to, _ = files.add(w, nil)
+		c.outs = append(c.outs, r)
+		c.wg.Go(func() {
+			_, _ = io.Copy(outs[i], r)
+			_ = r.Close() // who writes on is told
+		})
+	}
+	return nil
+}
+
+// feed passes standard input on; a BIN need not read it.
+func (c *copies) feed(stdin io.Reader) {
+	if c.in == nil {
+		return
+	}
+	go func() { // it ends with the pipe, or with the Read that is under way then
+		_, _ = io.Copy(c.in, stdin)
+		_ = c.in.Close()
+	}()
+}
+
+// end waits for what is on its way, for as long as a stop may take; a stream that is blocked for
+// longer is left behind.
+func (c *copies) end() {
+	if c.in != nil {
+		_ = c.in.Close()
+	}
+	done := make(chan struct{})
+	go func() {
+		c.wg.Wait()
+		close(done)
+	}()
+	timer := time.NewTimer(stopGrace)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		for _, r := range c.outs {
+			_ = r.Close()
+		}
+	}
 }
 
 // runGroup runs cmd and kills its whole process group when ctx ends, and what is left of the group

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/spec"
 	"github.com/otters-sh/otters/workspace"
 )
@@ -48,6 +49,8 @@ type handle struct {
 	Addr string `json:"addr"`
 	// UID is the user id of the agent's own; -1 where it has none.
 	UID int `json:"uid"`
+	// Sandbox is the level asked for by name; empty is the provider's.
+	Sandbox sandbox.Level `json:"sandbox,omitempty"`
 	// Prepared tells that the tree is complete; the fields below are then set.
 	Prepared bool `json:"prepared,omitempty"`
 	// Inherit tells that the runtime takes its listener by descriptor.

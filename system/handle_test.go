@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/spec"
 	"github.com/otters-sh/otters/system"
 	"github.com/otters-sh/otters/workspace"
@@ -53,15 +54,11 @@ func TestLoadRestoresEverythingThatCreateWasGiven(t *testing.T) {
 	t.Parallel()
 	source := t.TempDir()
 	local := filepath.Join(host(t), "runtime")
-	self, err := os.Executable()
+	text, err := os.ReadFile(program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := os.ReadFile(self)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(local, program, 0o755); err != nil {
+	if err := os.WriteFile(local, text, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	given := []system.AgentOption{
@@ -164,6 +161,7 @@ func TestTheHandlesFormatIsTheDocumentedOne(t *testing.T) {
 	a := created(t, provider(t, dir, rich), []system.AgentOption{
 		system.WithAgentToken("tok"), system.WithDaemonURL("u"), system.WithImageRef("i"), system.WithCapabilities([]executor.Capability{{Name: "c"}}),
 		system.WithMounts([]executor.Mount{{Host: source, Target: "/workspace/m"}}), system.WithStopGrace(3 * time.Second),
+		system.WithLevel(sandbox.Off),
 	}, everyKind(source)...)
 	running(t, a)
 	text, err := os.ReadFile(filepath.Join(dir, a.UUID().String(), "handle.json"))

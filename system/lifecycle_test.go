@@ -24,6 +24,7 @@ import (
 	"github.com/otters-sh/otters/agentoci"
 	"github.com/otters-sh/otters/executor"
 	"github.com/otters-sh/otters/internal/rootfs"
+	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/spec"
 	"github.com/otters-sh/otters/system"
 )
@@ -63,7 +64,7 @@ func provider(t *testing.T, dir, agentfile string, opts ...system.ProviderOption
 	}
 	store := image(t, agentfile)
 	all := append([]system.ProviderOption{
-		system.WithMonitor(monitor), system.WithLogDir(t.TempDir()), system.WithPuller(pullSelf), system.WithLabelReader(inherit),
+		system.WithMonitor(monitor), system.WithSandbox(level), system.WithLogDir(t.TempDir()), system.WithPuller(pullSelf), system.WithLabelReader(inherit),
 		system.WithAgentDefaults(system.WithStaticModelResolver("http://127.0.0.1:1/v1", "otr_key"), system.WithDigestResolver(func(ref string) string {
 			return "sha256:" + strings.Repeat("0", 64)
 		})),
@@ -79,11 +80,7 @@ func provider(t *testing.T, dir, agentfile string, opts ...system.ProviderOption
 }
 
 func pullSelf(_ context.Context, _ spec.Reference, w io.Writer) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	f, err := os.Open(self)
+	f, err := os.Open(program)
 	if err != nil {
 		return err
 	}
@@ -247,14 +244,14 @@ func TestTheRuntimeGetsExactlyItsEnvironmentAndArguments(t *testing.T) {
 		}
 		root := env["OTTERS_AGENT_ROOT"]
 		for k, v := range map[string]string{
-			"PATH": root + "/usr/bin", "HOME": root + "/home", "TMPDIR": root + "/tmp", "LANG": "C.UTF-8", "RUNTIME_MAX_TOKENS": "77",
+			"PATH": filepath.Join(root, "usr/bin"), "HOME": filepath.Join(root, "home"), "TMPDIR": filepath.Join(root, "tmp"), "LANG": "C.UTF-8", "RUNTIME_MAX_TOKENS": "77",
 			"OFFLINE_API_KEY": "otr_key", "OFFLINE_API_BASE": "http://127.0.0.1:1/v1", "OTTERS_AGENT_TOKEN": "tok", "OTTERSD_URL": "unix:///x", "GREETING": "hi",
 		} {
 			if env[k] != v {
 				t.Errorf("%s=%q, want %q", k, env[k], v)
 			}
 		}
-		if got, want := prompt(t, a, "args"), strings.Join([]string{"serve", "--root", root, "--model", "offline/otter", "--addr", a.Addr(), root + "/workspace"}, "\n"); got != want {
+		if got, want := prompt(t, a, "args"), strings.Join([]string{"serve", "--root", root, "--model", "offline/otter", "--addr", a.Addr(), filepath.Join(root, "workspace")}, "\n"); got != want {
 			t.Errorf("arguments and folder\n%s\nwant\n%s", got, want)
 		}
 	})
@@ -623,9 +620,12 @@ func TestAnAgentOfARootProviderHasAUserOfItsOwn(t *testing.T) {
 	running(t, a)
 	running(t, b)
 	uidOf := func(a *system.Agent) int {
-		_, uid, _ := strings.Cut(prompt(t, a, "pid"), " ")
-		n, _ := strconv.Atoi(uid)
-		return n
+		// What it calls itself inside is another matter.
+		st, err := os.Stat("/proc/" + strconv.Itoa(a.Process().PID) + "/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return int(st.Sys().(*syscall.Stat_t).Uid)
 	}
 	ua, ub := uidOf(a), uidOf(b)
 	if ua == 0 || ub == 0 || ua == ub || ua != a.Process().UID {
@@ -676,7 +676,8 @@ func TestTheHandleShowsNoSecret(t *testing.T) {
 
 func TestExecRunsADeclaredBinWithoutKeys(t *testing.T) {
 	t.Parallel()
-	p := provider(t, host(t), plain+"BIN env otters/tools/env\nBIN hang otters/tools/hang\nENV GREETING=hi\n")
+	dir := host(t)
+	p := provider(t, dir, plain+"BIN env otters/tools/env\nBIN hang otters/tools/hang\nENV GREETING=hi\n")
 	a := created(t, p, []system.AgentOption{system.WithAgentToken("tok"), system.WithDaemonURL("unix:///x")})
 	if res := a.Exec(t.Context(), "env", nil, ""); res.Err == nil {
 		t.Error("a BIN ran before there was a workspace")
@@ -696,17 +697,41 @@ func TestExecRunsADeclaredBinWithoutKeys(t *testing.T) {
 	if res := a.Exec(t.Context(), "sh", nil, ""); res.Err == nil || !strings.Contains(res.Err.Error(), "env, hang") {
 		t.Errorf("an undeclared BIN: %+v", res)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	mark := "mark-" + uuid.NewString()
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	res = a.Exec(ctx, "hang", nil, "")
-	if !errors.Is(res.Err, context.DeadlineExceeded) {
+	go func() {
+		for ctx.Err() == nil && len(marked(t, mark)) < 2 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	res = a.Exec(ctx, "hang", []string{mark}, "")
+	if !errors.Is(res.Err, context.Canceled) {
 		t.Fatalf("%+v", res)
 	}
-	if pid, err := strconv.Atoi(strings.TrimSpace(res.Stdout)); err != nil {
-		t.Errorf("no grandchild: %q", res.Stdout)
-	} else {
-		waitGone(t, pid)
+	if left := marked(t, mark); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
 	}
+	home := filepath.Join(dir, a.UUID().String(), "state")
+	if left, err := os.ReadDir(home); err != nil || len(left) > 0 {
+		t.Errorf("left in the state folder: %v %v", left, err)
+	}
+}
+
+// marked are the processes of the host whose command lines hold mark.
+func marked(t *testing.T, mark string) []string {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Error(err)
+	}
+	var all []string
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), mark) {
+			all = append(all, f)
+		}
+	}
+	return all
 }
 
 func TestMountsAtLevelOff(t *testing.T) {
@@ -725,7 +750,7 @@ func TestMountsAtLevelOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := host(t)
-			p := provider(t, dir, plain)
+			p := provider(t, dir, plain, system.WithSandbox(sandbox.Off))
 			a := created(t, p, []system.AgentOption{system.WithMounts([]executor.Mount{c.mount})}, role("serve"))
 			err := a.Prepare(t.Context())
 			if name == "a folder" {

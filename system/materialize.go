@@ -17,6 +17,7 @@ import (
 	"github.com/otters-sh/otters/agentoci"
 	"github.com/otters-sh/otters/executor"
 	"github.com/otters-sh/otters/model"
+	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/spec"
 	"github.com/otters-sh/otters/workspace"
 )
@@ -350,7 +351,12 @@ func (m *materializer) write(ctx context.Context) error {
 	if err := m.documents(); err != nil {
 		return err
 	}
-	return applyMounts(m.fs, m.opts.HostFS, m.source.Mounts, m.view)
+	return applyMounts(m.fs, m.opts.HostFS, m.source.Mounts, m.view, m.enforced())
+}
+
+// enforced tells that a read-only mount can't be written.
+func (m *materializer) enforced() bool {
+	return m.view.Isolated || m.opts.Confinement.Level == string(sandbox.Limited)
 }
 
 // documents writes what is generated; agent.yaml comes last, so that a tree with one is whole.

@@ -10,6 +10,7 @@ import (
 	"github.com/go-git/go-billy/v5"
 
 	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/workspace"
 )
 
@@ -17,8 +18,9 @@ import (
 // for mounts. Elsewhere a mount could pose as a tool or a context.
 var mountable = []string{workspace.WorkDir, workspace.HomeDir, workspace.VarLibDir, "mnt"}
 
-// checkMounts refuses mounts that can't be had or would not be what they say.
-func checkMounts(host billy.Filesystem, mounts []executor.Mount, isolated bool) error {
+// checkMounts refuses mounts that can't be had or would not be what they say; enforced tells that
+// the level keeps a read-only one from being written.
+func checkMounts(host billy.Filesystem, mounts []executor.Mount, enforced bool) error {
 	for _, m := range mounts {
 		target := path.Clean("/" + m.Target)[1:]
 		ok := false
@@ -30,7 +32,7 @@ func checkMounts(host billy.Filesystem, mounts []executor.Mount, isolated bool) 
 			return fmt.Errorf("mount %s: host path %q is not absolute", m.Target, m.Host)
 		case !ok:
 			return fmt.Errorf("mount %s: a target lies below one of %s", m.Target, strings.Join(mountable, ", "))
-		case m.ReadOnly && !isolated:
+		case m.ReadOnly && !enforced:
 			return fmt.Errorf("mount %s: read-only can't be enforced at sandbox level off; leave :ro away or use a stronger level", m.Target)
 		}
 		if host == nil {
@@ -44,16 +46,22 @@ func checkMounts(host billy.Filesystem, mounts []executor.Mount, isolated bool) 
 }
 
 // applyMounts makes a symlink for each mount; where the view is isolated the executor mounts
-// instead, and only a place to mount on is made.
-func applyMounts(fs, host billy.Filesystem, mounts []executor.Mount, view executor.WorkspaceView) error {
-	if err := checkMounts(host, mounts, view.Isolated); err != nil {
+// instead, and a place to mount on is made.
+func applyMounts(fs, host billy.Filesystem, mounts []executor.Mount, view executor.WorkspaceView, enforced bool) error {
+	if err := checkMounts(host, mounts, enforced || view.Isolated); err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
-	}
-	if view.Isolated {
-		return nil
 	}
 	for _, m := range mounts {
 		target := path.Clean("/" + m.Target)[1:]
+		if err := clearTarget(fs, target, !view.Isolated); err != nil {
+			return fmt.Errorf("mount %s: %w", m.Target, err)
+		}
+		if view.Isolated {
+			if err := makePlace(fs, host, m.Host, target); err != nil {
+				return fmt.Errorf("mount %s: %w", m.Target, err)
+			}
+			continue
+		}
 		if err := fs.MkdirAll(path.Dir(target), 0o755); err != nil {
 			return fmt.Errorf("mount %s: %w", m.Target, err)
 		}
@@ -64,7 +72,33 @@ func applyMounts(fs, host billy.Filesystem, mounts []executor.Mount, view execut
 	return nil
 }
 
-// ReapplyMounts makes the symlinks of the mounts and MOUNTS.md again in the existing tree, for an
+// makePlace makes the folder or the empty file that source is mounted on, as long as nothing is
+// there. What is mounted below another mount finds its place there.
+func makePlace(fs, host billy.Filesystem, source, target string) error {
+	if host == nil {
+		return nil
+	}
+	info, err := host.Stat(source)
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		return fs.MkdirAll(target, 0o755)
+	}
+	if err := fs.MkdirAll(path.Dir(target), 0o755); err != nil {
+		return err
+	}
+	f, err := fs.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// ReapplyMounts makes the symlinks of the mounts, or their places, and MOUNTS.md again in the existing tree, for an
 // agent that Load restored. It is idempotent. Before the tree is there it is an error.
 func (a *Agent) ReapplyMounts() error {
 	a.mu.Lock()
@@ -73,8 +107,7 @@ func (a *Agent) ReapplyMounts() error {
 	if rt == nil || fs == nil {
 		return errors.New("mounts: the agent has no workspace yet")
 	}
-	view := executor.WorkspaceView{Root: fs.Root()}
-	if err := applyMounts(fs, a.hostFS, rt.Source.Mounts, view); err != nil {
+	if err := applyMounts(fs, a.hostFS, rt.Source.Mounts, a.view(), a.sandboxLevel() != sandbox.Off); err != nil {
 		return err
 	}
 	doc := workspace.MountsDocument(rt.Config.Mounts)

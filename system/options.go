@@ -146,6 +146,12 @@ func WithDaemonURL(url string) AgentOption {
 	return func(a *Agent) { a.daemonURL = url }
 }
 
+// WithLevel asks for a sandbox level by name for this one agent, in place of WithSandbox. Create
+// refuses a level that can't be had. Ours.
+func WithLevel(level sandbox.Level) AgentOption {
+	return func(a *Agent) { a.level = level }
+}
+
 // WithDialer replaces how the runtime is reached.
 func WithDialer(d Dialer) AgentOption {
 	return func(a *Agent) { a.dialer = d }

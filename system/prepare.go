@@ -74,7 +74,7 @@ func (a *Agent) materialize(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := checkMounts(a.hostFS, m.source.Mounts, m.view.Isolated); err != nil {
+	if err := checkMounts(a.hostFS, m.source.Mounts, m.enforced()); err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	set := &programSet{agent: a, m: m}
@@ -116,7 +116,7 @@ func (a *Agent) newMaterializer() (*materializer, error) {
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
 	m.fs, m.fresh = fs, true
-	m.opts.View.Root = hostPath(a.home, treeDir)
+	m.opts.View = a.view()
 	return m, nil
 }
 
@@ -398,9 +398,10 @@ func (a *Agent) refresh(ctx context.Context) error {
 			return fmt.Errorf("runtime: %w", err)
 		}
 	}
-	view := executor.WorkspaceView{Root: a.fs.Root()}
-	view.WorkspaceDir = path.Join(view.Root, workspace.WorkDir)
-	view.BinDirs = []string{path.Join(view.Root, workspace.BinDir)}
+	if err := a.retarget(rt); err != nil {
+		return fmt.Errorf("workspace: %w", err)
+	}
+	view := a.view()
 	doc := workspace.WorkspaceDocument(view, a.confinementDoc())
 	return workspace.WriteFile(a.fs, workspace.ContextFile(workspace.WorkspaceDoc), doc, 0o644, false)
 }
@@ -420,6 +421,7 @@ func (a *Agent) fillHandle() error {
 		ms := a.grace.Milliseconds()
 		h.StopGraceMs = &ms
 	}
+	h.Sandbox = a.level
 	h.SealedToken = h.sealSecret(s, "agent token", a.agentToken)
 	if rec := record(a.overrides); rec != nil {
 		h.Overrides, h.OverrideMounts = rec.Clone(), rec.Mounts
@@ -435,6 +437,9 @@ func (h *handle) options(s *sealer) ([]AgentOption, error) {
 		return nil, err
 	}
 	opts := []AgentOption{WithAddr(h.Addr), WithImageRef(h.ImageRef), WithMounts(h.Mounts), WithCapabilities(h.Capabilities), WithDaemonURL(h.DaemonURL), WithAgentToken(token)}
+	if h.Sandbox != "" {
+		opts = append(opts, WithLevel(h.Sandbox))
+	}
 	if h.StopGraceMs != nil {
 		opts = append(opts, WithStopGrace(time.Duration(*h.StopGraceMs)*time.Millisecond))
 	}

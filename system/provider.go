@@ -56,6 +56,10 @@ type Provider struct {
 	sealKey           []byte
 	logger            *slog.Logger
 
+	// levelOnce finds the strongest level of the host, where none was asked for by name.
+	levelOnce sync.Once
+	strongest sandbox.Level
+
 	registryOnce sync.Once
 	registry     executor.Registry
 
@@ -144,7 +148,7 @@ func (p *Provider) launch() (*sandbox.Launcher, error) {
 		return nil, errClosed
 	}
 	if p.launcher == nil {
-		l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: p.monitor, Logger: p.logger})
+		l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: p.monitor, Level: p.level, Logger: p.logger})
 		if err != nil {
 			return nil, err
 		}
@@ -162,8 +166,11 @@ func (p *Provider) Warm() error {
 	if !p.disk {
 		return nil
 	}
-	_, err := p.launch()
-	return err
+	l, err := p.launch()
+	if err != nil || p.level == "" {
+		return err
+	}
+	return l.Lacks(p.level)
 }
 
 // sandboxLevel is the level agents run at; monitored tells whether they have a monitor.
@@ -173,9 +180,15 @@ func (p *Provider) sandboxLevel(monitored bool) sandbox.Level {
 		return sandbox.Off
 	case p.level != "":
 		return p.level
-	default:
-		return sandbox.Strongest()
 	}
+	p.levelOnce.Do(func() {
+		p.strongest = sandbox.Off
+		// Without a launcher nothing starts, and the start tells why.
+		if l, err := p.launch(); err == nil {
+			p.strongest = l.Strongest()
+		}
+	})
+	return p.strongest
 }
 
 // Features tells what confines the agents of this Provider.
@@ -210,6 +223,9 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 	a := p.newAgent(id, append([]AgentOption{WithReference(ref), WithOverrides(overrides...)}, extra...))
 	if err := checkOverrides(a.overrides); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if err := p.checkLevel(a); err != nil {
+		return nil, err
 	}
 	if err := p.claim(a); err != nil {
 		return nil, err
@@ -247,6 +263,28 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 		return nil, err
 	}
 	return a, nil
+}
+
+// checkLevel refuses a level asked for by name that can't be had, with what is missing.
+func (p *Provider) checkLevel(a *Agent) error {
+	level := a.level
+	if level == "" {
+		level = p.level
+	}
+	if level == "" || level == sandbox.Off {
+		return nil
+	}
+	if !a.monitored {
+		return fmt.Errorf("%w: level %s: %w: the agent has no monitor, which confines it", ErrConfig, level, sandbox.ErrUnsupported)
+	}
+	l, err := p.launch()
+	if err != nil {
+		return err
+	}
+	if err := l.Lacks(level); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return nil
 }
 
 // newAgent applies the provider's settings, the defaults and the agent's own options.

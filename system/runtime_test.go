@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
+	"github.com/otters-sh/otters/sandbox"
 )
 
 // The test program doubles as the runtime and as a tool of the agents under test: the variable, or
@@ -37,14 +39,21 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	case filepath.Base(os.Args[0]) == "sleeper":
+		time.Sleep(300 * time.Second)
 	case filepath.Base(os.Args[0]) == "hang":
 		// Leaves a grandchild behind that would outlive it.
-		cmd := exec.Command("/bin/sleep", "300")
+		self, err := os.Executable()
+		if err != nil {
+			os.Exit(1)
+		}
+		cmd := exec.Command(self)
+		cmd.Args = append([]string{"sleeper"}, os.Args[1:]...)
 		if err := cmd.Start(); err != nil {
 			os.Exit(1)
 		}
-		fmt.Println(cmd.Process.Pid)
-		select {}
+		fmt.Println("up")
+		time.Sleep(300 * time.Second)
 	}
 	if role := os.Getenv(roleVar); role != "" {
 		os.Exit(runtimeMain(role))
@@ -72,8 +81,22 @@ func withMonitor(m *testing.M) (int, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build monitor: %w: %s", err, out)
 	}
+	// Inside strict there is no loader, so that a program is static.
+	program = filepath.Join(dir, "program")
+	cmd = exec.Command("go", "test", "-c", "-tags", "grpcnotrace", "-o", program, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("build program: %w: %s", err, out)
+	}
 	return m.Run(), nil
 }
+
+// program is this test program as a static one, and level the sandbox level of agents; empty is the
+// default, the strongest.
+var (
+	program string
+	level   = sandbox.Level(os.Getenv("OTTERS_TEST_SANDBOX"))
+)
 
 // runtimeMain is a runtime made from the contract alone. What it does is in role:
 //
@@ -162,8 +185,9 @@ func (s *scripted) Ready(ctx context.Context, _ *agentv1.ReadyRequest) (*agentv1
 	return &agentv1.ReadyResponse{Ready: s.ready}, s.check(ctx)
 }
 
-// ChatStream answers "env", "args", "run" and "pid" with what they name, "hang" with silence, and
-// everything else with itself, a word an event.
+// ChatStream answers "env", "args", "run" and "pid" with what they name, "hang" with silence,
+// "listen", "read:PATH", "write:PATH" and "get:ADDRESS" with what came of it, and everything else
+// with itself, a word an event.
 func (s *scripted) ChatStream(req *agentv1.ChatStreamRequest, stream grpc.ServerStreamingServer[agentv1.ChatStreamEvent]) error {
 	if err := s.check(stream.Context()); err != nil {
 		return err
@@ -177,6 +201,14 @@ func (s *scripted) ChatStream(req *agentv1.ChatStreamRequest, stream grpc.Server
 		words = []string{strings.Join(append(os.Args[1:], dir), "\n")}
 	case "pid":
 		words = []string{strconv.Itoa(os.Getpid()), " ", strconv.Itoa(os.Getuid())}
+	case "listen":
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		words = []string{"listens"}
+		if err != nil {
+			words = []string{"denied"}
+		} else {
+			_ = ln.Close()
+		}
 	case "run":
 		md, _ := metadata.FromIncomingContext(stream.Context())
 		words = md.Get("otters-run")
@@ -188,6 +220,33 @@ func (s *scripted) ChatStream(req *agentv1.ChatStreamRequest, stream grpc.Server
 		return stream.Context().Err()
 	default:
 		words = strings.SplitAfter(req.Prompt, " ")
+		verb, arg, _ := strings.Cut(req.Prompt, ":")
+		var err error
+		var out string
+		switch verb {
+		case "read":
+			var b []byte
+			b, err = os.ReadFile(arg)
+			out = string(b)
+		case "write":
+			err, out = os.WriteFile(arg, []byte("written"), 0o666), "done"
+		case "get":
+			var c net.Conn
+			if c, err = net.Dial("tcp", arg); err == nil {
+				var b []byte
+				b, err = io.ReadAll(c)
+				_ = c.Close()
+				out = string(b)
+			}
+		default:
+			verb = ""
+		}
+		if err != nil {
+			out = "denied"
+		}
+		if verb != "" {
+			words = []string{out}
+		}
 	}
 	events := []*agentv1.ChatStreamEvent{{Type: "step.start", Step: 1}}
 	for _, w := range words {

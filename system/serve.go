@@ -187,9 +187,12 @@ func (a *Agent) openGateway() error {
 	if have {
 		return nil
 	}
-	ln, err := loopback{}.ReserveListener()
-	if err != nil {
-		return fmt.Errorf("gateway: %w", err)
+	var ln net.Listener = newLateListener()
+	if a.sandboxLevel() != sandbox.Strict {
+		var err error
+		if ln, err = (loopback{}).ReserveListener(); err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
 	}
 	a.mu.Lock()
 	a.gatewayLn = ln
@@ -260,10 +263,9 @@ func (a *Agent) launchMonitored(ctx context.Context) (process, error) {
 	}
 	var files openFiles
 	defer files.close()
-	s := sandbox.Spec{
-		Level: a.sandboxLevel(), Path: hostPath(a.fs, RuntimeBin),
-		Dir: hostPath(a.fs, workspace.WorkDir), UID: a.uid, GID: a.uid,
-		StateDir: hostPath(a.home, stateDir),
+	s := sandbox.Spec{StateDir: hostPath(a.home, stateDir)}
+	if err := a.confine(&s, a.Runtime(), workspace.RuntimeBin); err != nil {
+		return nil, fmt.Errorf("start runtime: %w", err)
 	}
 	a.mu.Lock()
 	s.Args, s.Env = a.args(), a.env()
@@ -284,6 +286,11 @@ func (a *Agent) launchMonitored(ctx context.Context) (process, error) {
 		outputs.wait()
 		return nil, fmt.Errorf("start runtime: %w", err)
 	}
+	if err := a.deliverGateway(ctx, proc); err != nil {
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*stopGrace)
+		defer cancel()
+		return nil, errors.Join(err, proc.Stop(stopCtx, 0), proc.Close())
+	}
 	if outputs.any() {
 		return &teed{Process: proc, outputs: outputs}, nil
 	}
@@ -296,18 +303,23 @@ func (a *Agent) handDown(s *sandbox.Spec, files *openFiles) error {
 	a.mu.Lock()
 	inherit, ln, gateway := a.inherit, a.listener, a.gatewayLn
 	a.mu.Unlock()
-	if gateway != nil {
+	if _, late := gateway.(*lateListener); late {
+		s.Listen = append(s.Listen, sandbox.Listen{Name: gatewayFile, Port: gatewayPort})
+	} else if gateway != nil {
 		f, err := files.add(listenerFile(gateway))
 		if err != nil {
 			return fmt.Errorf("gateway: %w", err)
 		}
 		s.Held = append(s.Held, sandbox.File{Name: gatewayFile, File: f})
+		port, err := portOf(gateway.Addr().String())
+		if err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
+		s.Ports = append(s.Ports, port)
 	}
 	if !inherit || ln == nil {
-		// The runtime binds the address itself, so it must be free.
-		a.dropListener()
 		a.setServeToken("")
-		return nil
+		return a.letBind(s, ln, files)
 	}
 	f, err := files.add(listenerFile(ln))
 	if err != nil {
@@ -320,6 +332,39 @@ func (a *Agent) handDown(s *sandbox.Spec, files *openFiles) error {
 	}
 	a.setServeToken(token)
 	s.Files = append(s.Files, sandbox.File{Name: runtimeFile, File: f}, sandbox.File{Name: serveTokenFile, File: tf})
+	return nil
+}
+
+// letBind prepares for a runtime that can only bind its address itself. At strict it does so on a
+// loopback of its own, and the monitor passes on what reaches the listener outside; elsewhere the
+// address must be free.
+func (a *Agent) letBind(s *sandbox.Spec, ln net.Listener, files *openFiles) error {
+	if s.Level != sandbox.Strict || ln == nil {
+		a.dropListener()
+	}
+	if s.Level == sandbox.Off {
+		return nil
+	}
+	a.mu.Lock()
+	addr := a.addr
+	a.mu.Unlock()
+	port, err := portOf(addr)
+	if err != nil {
+		return err
+	}
+	if s.Level == sandbox.Limited {
+		s.Serve = append(s.Serve, port)
+		return nil
+	}
+	if ln == nil {
+		return fmt.Errorf("the runtime can't take its listener, and without the default allocator of addresses there is none to pass on to it at sandbox level %s; name a weaker level", s.Level)
+	}
+	f, err := files.add(listenerFile(ln))
+	if err != nil {
+		return err
+	}
+	s.Held = append(s.Held, sandbox.File{Name: runtimeFile, File: f})
+	s.Relay = append(s.Relay, sandbox.Listen{Name: runtimeFile, Port: port})
 	return nil
 }
 
@@ -377,6 +422,9 @@ func (a *Agent) sandboxLevel() sandbox.Level {
 	if a.provider == nil {
 		return sandbox.Off
 	}
+	if a.monitored && a.level != "" {
+		return a.level
+	}
 	return a.provider.sandboxLevel(a.monitored)
 }
 
@@ -395,7 +443,7 @@ func (a *Agent) args() []string {
 		args = []string{"serve"}
 	}
 	return append(append([]string(nil), args...),
-		"--root", a.fs.Root(), "--model", a.runtime.Source.Model, "--addr", a.addr)
+		"--root", a.view().Root, "--model", a.runtime.Source.Model, "--addr", a.addr)
 }
 
 // env is the runtime's whole environment; the caller holds mu. Where a name is there twice the
@@ -423,7 +471,7 @@ func (a *Agent) env() []string {
 
 // toolEnv is the part of the environment that has no key and no token in it.
 func (a *Agent) toolEnv() []string {
-	root := a.fs.Root()
+	root := a.view().Root
 	home := filepath.Join(root, workspace.HomeDir)
 	return []string{
 		"PATH=" + filepath.Join(root, workspace.BinDir),

@@ -79,6 +79,7 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 	cmd.Flags().StringVar(&req.Name, "name", "", "`name` of the agent (default: one is chosen)")
 	cmd.Flags().StringVar(&req.Model, "model", "", "`provider/name` of a model, in place of the image's")
 	cmd.Flags().StringVar(&req.RuntimePath, "runtime", "", "`path` of a local runtime program, in place of the image's")
+	cmd.Flags().StringVar(&req.Sandbox, "sandbox", "", "`level` that confines the agent: strict, limited or off (default: the daemon's setting, else the strongest)")
 	cmd.Flags().StringArrayVarP(&envs, "env", "e", nil, "variable `K=V` for the agent; K alone takes the value from the environment; may be given several times")
 	cmd.Flags().StringVar(&req.Restart, "restart", "", "`policy` for an agent that ended: no, on-failure[:N], always or unless-stopped (default no)")
 	cmd.Flags().DurationVar(&grace, "stop-timeout", 10*time.Second, "`time` to exit after SIGTERM before everything the agent started is killed")

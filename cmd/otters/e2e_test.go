@@ -53,7 +53,7 @@ func (m *machine) startDaemon() {
 	if got := m.must("version"); !strings.Contains(got.out, "\ndaemon  ") || strings.Contains(got.out, "not running") {
 		t.Errorf("version: %+v", got)
 	}
-	if got := m.must("info"); !strings.Contains(got.out, "not built yet") || !strings.Contains(got.out, "offline") {
+	if got := m.must("info"); !strings.Contains(got.out, "confinement  ") || !strings.Contains(got.out, "offline") {
 		t.Errorf("info: %+v", got)
 	}
 }
@@ -81,7 +81,7 @@ func (m *machine) running() agentJSON {
 	t := m.t
 	t.Helper()
 	a := m.inspect("g")
-	if a.Status != "ready" || a.PID == 0 || a.MonitorPID == 0 || a.Confinement.Level != "off" || !a.ServeTokenChecked || !strings.HasPrefix(a.Root, m.home) {
+	if a.Status != "ready" || a.PID == 0 || a.MonitorPID == 0 || !strings.Contains(m.must("info").out, "confinement  "+a.Confinement.Level+"\n") || !a.ServeTokenChecked || !strings.HasPrefix(a.Root, m.home) {
 		t.Errorf("inspect: %+v", a)
 	}
 	if os.Geteuid() == 0 && (a.UID == 0 || !a.Confinement.OwnUser) {
@@ -276,7 +276,7 @@ func (m *machine) badRuntimes() {
 		if err := os.Chmod(path, c.mode); err != nil {
 			t.Fatal(err)
 		}
-		got := m.otters("run", "guide", "--name", name, "--runtime", path)
+		got := m.otters("run", "guide", "--name", name, "--runtime", path, "--sandbox", "off")
 		if got.code != 1 || got.out != "" || !strings.HasPrefix(got.err, "otters: ") || !strings.Contains(got.err, c.says) || !oneMessage(got.err) {
 			t.Errorf("%s: %+v; want %q", name, got, c.says)
 		}

@@ -119,7 +119,7 @@ func processes(a *daemonv1.Agent) string {
 func confinement(c *daemonv1.Confinement) []pair {
 	level := c.GetLevel()
 	if level == "off" {
-		level = "off: confinement by the kernel is not built yet, do not run what you do not trust"
+		level = "off: the kernel does not confine it, do not run what you do not trust"
 	}
 	out := []pair{{"confinement", level}}
 	out = append(out, list("  enforced", c.GetEnforced())...)

@@ -89,7 +89,7 @@ log           /o/agents/1/log
 address       127.0.0.1:4000
 process       12, monitor 11
 user id       231000
-confinement   off: confinement by the kernel is not built yet, do not run what you do not trust
+confinement   off: the kernel does not confine it, do not run what you do not trust
   enforced    It has a user of its own.
   open        The network.
               Files of others that all may read.
@@ -167,7 +167,7 @@ database     schema version 3
 agents       2, 1 of them running
 providers    offline
              other
-confinement  off: confinement by the kernel is not built yet, do not run what you do not trust
+confinement  off: the kernel does not confine it, do not run what you do not trust
   open       The network is open.
 `})
 }
@@ -253,9 +253,9 @@ func TestRun(t *testing.T) {
 	f := &fake{states: []*daemonv1.AgentSummary{{Status: "starting"}, {Id: "0199aaaa", Name: "n", Status: "ready"}}}
 	socket := serve(t, f)
 	t.Setenv("OTTERS_TEST_VALUE", "from outside")
-	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "n", "--model", "p/m", "--runtime", "/r", "--restart", "on-failure:3", "--stop-timeout", "1.5s", "-v", "/a/:workspace/a", "-v", "/b:/mnt/b:notes:ro", "-v", "/c:mnt/c:ro", "--config", "max-steps=5", "--config", "k=", "-e", "A=1=2", "-e", "OTTERS_TEST_VALUE", "-e", "B="),
+	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "n", "--model", "p/m", "--runtime", "/r", "--sandbox", "limited", "--restart", "on-failure:3", "--stop-timeout", "1.5s", "-v", "/a/:workspace/a", "-v", "/b:/mnt/b:notes:ro", "-v", "/c:mnt/c:ro", "--config", "max-steps=5", "--config", "k=", "-e", "A=1=2", "-e", "OTTERS_TEST_VALUE", "-e", "B="),
 		outcome{out: "n 0199aaaa ready\n"})
-	want := &daemonv1.CreateAgentRequest{Image: "guide:1", Name: "n", Model: "p/m", RuntimePath: "/r", Restart: "on-failure:3", StopTimeoutMs: proto.Int64(1500),
+	want := &daemonv1.CreateAgentRequest{Image: "guide:1", Name: "n", Model: "p/m", RuntimePath: "/r", Sandbox: "limited", Restart: "on-failure:3", StopTimeoutMs: proto.Int64(1500),
 		Mounts: []*daemonv1.Mount{{Host: "/a", Target: "workspace/a"}, {Host: "/b", Target: "/mnt/b", Description: "notes", ReadOnly: true}, {Host: "/c", Target: "mnt/c", ReadOnly: true}}, Configs: map[string]string{"max-steps": "5", "k": ""},
 		Envs: []*daemonv1.EnvVar{{Key: "A", Value: "1=2"}, {Key: "OTTERS_TEST_VALUE", Value: "from outside"}, {Key: "B"}}}
 	if diff := cmp.Diff(proto.Message(want), f.last().(proto.Message), protocmp.Transform()); diff != "" {

@@ -52,6 +52,7 @@ func programs(t *testing.T) string {
 			return
 		}
 		cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", built.dir+"/", "../ottersd", "../otters-sandbox", "../otters-runtime", "../otters-tools")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // inside strict there is no loader
 		if out, err := cmd.CombinedOutput(); err != nil {
 			built.err = fmt.Errorf("build: %w\n%s", err, out)
 		}

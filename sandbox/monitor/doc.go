@@ -6,7 +6,7 @@
 // there for what to run; it ends where the socket closes before that. From then on it lives as
 // long as the program, whatever becomes of who started it. SIGTERM and SIGINT sent to the monitor
 // stop the program with a grace of ten seconds, so that a service manager's shutdown ends agents
-// in order; SIGHUP does nothing.
+// in order; all others do nothing.
 //
 // Invariants: the program never outlives the monitor (the kernel kills it where the monitor is
 // killed); nothing that the program started is alive when the exit is recorded; the record is

@@ -28,6 +28,9 @@ const (
 func Main() int {
 	// The program dies with the thread that started it (PR_SET_PDEATHSIG), so that thread stays.
 	runtime.LockOSThread()
+	if len(os.Args) == 3 && os.Args[1] == confineArg {
+		return confineSelf(os.Args[2])
+	}
 	unix.Umask(0o077)
 	if kind, err := unix.GetsockoptInt(launchFD, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
 		_, _ = os.Stderr.WriteString("otters-sandbox: descriptor 3 is not a launcher's socket: it is started by otters, not by hand\n")
@@ -42,10 +45,11 @@ func Main() int {
 	}
 	m := &monitor{launch: conn, requests: make(chan request)}
 	m.signals()
-	_, fds, err := conn.Recv()
+	msg, fds, err := conn.Recv()
 	if err != nil {
 		return codeOK // the launcher has no use for this monitor
 	}
+	m.hostPID = int(msg.Int(wire.HostPID))
 	close(m.busy)
 	if err := m.start(fds); err != nil {
 		m.remove()
@@ -112,7 +116,9 @@ func (m *monitor) signals() {
 	signal.Notify(m.child, syscall.SIGCHLD)
 	m.term = make(chan os.Signal, 1)
 	signal.Notify(m.term, syscall.SIGTERM, syscall.SIGINT)
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	// Whatever else comes, from the program's user for instance, does nothing. The Go runtime would
+	// crash at some.
+	signal.Notify(make(chan os.Signal, 1))
 	m.busy = make(chan struct{})
 	go func() {
 		select {

@@ -38,6 +38,12 @@ type monitor struct {
 	dir, lockFD, spare int
 	files, held        []int
 	tees               [2]int
+	stdin              int // -1 for none
+
+	// Of level strict: the monitor's id on the host, the ids of its namespaces, and the program.
+	hostPID    int
+	namespaces string
+	program    int
 
 	sink  sink
 	tail  tail
@@ -54,7 +60,13 @@ type monitor struct {
 // supervise returns when the program has ended and is not reaped yet.
 func (m *monitor) supervise() {
 	m.join(m.launch)
-	go m.serve(m.launch)
+	untied := make(chan struct{})
+	go func() {
+		m.serve(m.launch)
+		if m.spec.Tied {
+			close(untied)
+		}
+	}()
 	go m.acceptAll()
 	m.deadline = time.NewTimer(maxGrace)
 	m.deadline.Stop()
@@ -63,6 +75,9 @@ func (m *monitor) supervise() {
 		case <-m.child:
 		case <-m.term:
 			m.stop(wire.DefaultGrace)
+		case <-untied:
+			untied = nil
+			m.stop(0)
 		case r := <-m.requests:
 			m.handle(r)
 		case <-m.deadline.C:

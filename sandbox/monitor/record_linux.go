@@ -124,7 +124,7 @@ func (m *monitor) processRecord() []byte {
 }
 
 func (m *monitor) ownStart() uint64 {
-	s, err := wire.ReadStat(m.status.Monitor)
+	s, err := wire.ReadStat(unix.Getpid())
 	if err != nil {
 		return 0
 	}

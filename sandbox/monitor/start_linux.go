@@ -21,8 +21,9 @@ const (
 	// lockWait is how long the monitor of an earlier program may take to end in the same folder.
 	lockWait = 2 * time.Second
 	// busyTries of busyWait each bridge the moment in which another process, between fork and
-	// exec, still has a just written program open for writing (ETXTBSY).
-	busyTries = 40
+	// exec, still has a just written program open for writing (ETXTBSY). It takes long on a busy
+	// host where that other one is a monitor that is getting its namespaces.
+	busyTries = 1000
 	busyWait  = 5 * time.Millisecond
 )
 
@@ -33,7 +34,11 @@ func (m *monitor) start(fds []int) error {
 	if err := m.accept(fds); err != nil {
 		return err
 	}
-	if m.spec.Level != "off" {
+	switch m.spec.Level {
+	case levelOff, levelLimited:
+	case levelStrict:
+		m.namespaces = namespaces()
+	default:
 		return &startError{"sandbox level " + m.spec.Level, syscall.ENOTSUP}
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -59,6 +64,13 @@ func (m *monitor) start(fds []int) error {
 	m.announce()
 	return nil
 }
+
+// The levels of sandbox.Level.
+const (
+	levelOff     = "off"
+	levelLimited = "limited"
+	levelStrict  = "strict"
+)
 
 // accept reads the spec from the first descriptor and names the others.
 func (m *monitor) accept(fds []int) error {
@@ -91,6 +103,7 @@ func (m *monitor) accept(fds []int) error {
 	}
 	m.dir = next(true)
 	m.sink.fd = next(m.spec.Log)
+	m.stdin = next(m.spec.Stdin)
 	m.tees = [2]int{next(m.spec.Stdout), next(m.spec.Stderr)}
 	m.files, m.held = fds[:len(m.spec.Files)], fds[len(m.spec.Files):]
 	return nil
@@ -126,12 +139,15 @@ func (m *monitor) spawn() error {
 			return &startError{"pipe", err}
 		}
 	}
-	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &startError{"/dev/null", err}
+	in := m.stdin
+	if in < 0 {
+		var err error
+		if in, err = unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+			return &startError{"/dev/null", err}
+		}
 	}
-	pid, err := m.fork(null, out[1], errs[1])
-	wire.CloseAll([]int{null, out[1], errs[1]})
+	pid, abi, err := m.confined(in, out[1], errs[1])
+	wire.CloseAll([]int{in, out[1], errs[1]})
 	if err != nil {
 		wire.CloseAll([]int{out[0], errs[0]})
 		return err
@@ -146,6 +162,21 @@ func (m *monitor) spawn() error {
 		PID: pid, Start: st.Start, Monitor: unix.Getpid(), At: m.started.UTC(), Level: m.spec.Level,
 		OwnUser: m.spec.UID > 0 && m.spec.UID != unix.Geteuid(),
 	}
+	if m.spec.Level == levelStrict {
+		m.status.Monitor = m.hostPID
+		if m.program, err = unix.PidfdOpen(pid, 0); err != nil {
+			wire.CloseAll([]int{out[0], errs[0]})
+			m.abandon(pid)
+			return &startError{"hold the program", err}
+		}
+	}
+	if m.status.Facts, err = readFacts(pid); err != nil {
+		wire.CloseAll([]int{out[0], errs[0]})
+		m.abandon(pid)
+		return &startError{"read back what is in force", err}
+	}
+	m.status.Facts.Landlock, m.status.Facts.Namespaces = abi, m.namespaces
+	m.status.Facts.MemoryLimit, m.status.Facts.PIDLimit = m.spec.Memory, m.spec.PIDs
 	for i, fd := range []int{out[0], errs[0]} {
 		_ = unix.SetNonblock(fd, true) // or the pump holds a thread of its own, no more
 		m.pump(i, os.NewFile(uintptr(fd), "pipe"))
@@ -153,10 +184,41 @@ func (m *monitor) spawn() error {
 	return nil
 }
 
+// confined starts the program at its level and tells the version of Landlock in force.
+func (m *monitor) confined(in, out, errs int) (pid, abi int, err error) {
+	switch m.spec.Level {
+	case levelStrict:
+		if err = m.enclose(); err != nil {
+			return 0, 0, err
+		}
+		if err = m.listenInside(); err != nil {
+			return 0, 0, err
+		}
+		if err = m.relayAll(); err != nil {
+			return 0, 0, err
+		}
+		if err = m.rlimits(); err != nil {
+			return 0, 0, err
+		}
+		pid, err = m.forkFrom(func() (err error) {
+			abi, err = confineStrict(&m.spec)
+			return err
+		}, in, out, errs)
+	case levelLimited:
+		pid, err = m.forkLimited(in, out, errs)
+		abi = landlockABI()
+	default:
+		if err = m.rlimits(); err == nil {
+			pid, err = m.fork(in, out, errs)
+		}
+	}
+	return pid, abi, err
+}
+
 // fork starts the program: a session of its own, no privilege to gain, no signal blocked, and the
 // descriptors 0 to 2 and its files.
 func (m *monitor) fork(null, out, errs int) (int, error) {
-	cred, err := credential(m.spec.UID, m.spec.GID)
+	cred, err := m.credential()
 	if err != nil {
 		return 0, err
 	}
@@ -207,6 +269,17 @@ func (m *monitor) blame(err error) error {
 	return &startError{what, err}
 }
 
+// credential is the identity of the program. At strict that is 0, which stands for it inside.
+func (m *monitor) credential() (*syscall.Credential, error) {
+	if m.spec.Level != levelStrict {
+		return credential(m.spec.UID, m.spec.GID)
+	}
+	if unix.Geteuid() == 0 {
+		return nil, nil // an ordinary user's monitor is the program's user
+	}
+	return &syscall.Credential{}, nil
+}
+
 // abandon undoes a fork.
 func (m *monitor) abandon(pid int) {
 	_ = unix.Kill(-pid, unix.SIGKILL)
@@ -249,13 +322,23 @@ func environment(env, files []string) []string {
 	return all
 }
 
+// fill adds the status to a message and returns the descriptors that go with it.
+func (m *monitor) fill(msg *wire.Message) []int {
+	m.status.Fill(msg)
+	if m.program == 0 {
+		return nil
+	}
+	msg.Add(wire.Pidfd, "1")
+	return []int{m.program}
+}
+
 // announce tells the launcher that the program runs, and then the state folder. A file costs more
 // than the start itself, so nobody waits for it.
 func (m *monitor) announce() {
 	var msg wire.Message
 	msg.Add(wire.Started, "1")
-	m.status.Fill(&msg)
-	_ = m.launch.Send(msg) // the launcher may be gone; the next one asks
+	fds := m.fill(&msg)
+	_ = m.launch.Send(msg, fds...) // the launcher may be gone; the next one asks
 	// Both are missed only by whoever asks after the monitor was killed or the disk has filled up.
 	_ = replace(m.dir, wire.ProcessFile, m.processRecord())
 	m.reserve()

@@ -39,6 +39,8 @@ const (
 	Grace   = "grace"   // milliseconds
 	Name    = "name"    // of a descriptor, in the order of the descriptors
 	Started = "started" // the program runs; with the fields of Status
+	HostPID = "hostpid" // of the monitor, which it can't know inside a namespace of process ids
+	Pidfd   = "pidfd"   // the first descriptor beside the message holds the program
 )
 
 // Requests, and the one event.

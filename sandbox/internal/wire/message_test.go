@@ -14,11 +14,13 @@ func TestMessagesComeBackAsTheyWere(t *testing.T) {
 	spec := Spec{
 		Level: "off", Path: "/bin/sh", Dir: "/", Args: []string{"", "-c", "a\nb"}, Env: []string{"A=", "B=\xff"},
 		UID: -1, GID: 1 << 31, Log: true, Stderr: true, Files: []string{"a", "b"}, Held: []string{"c"},
+		Stdin: true, Binds: []Bind{{"/a", "/b", true}, {"/c\n", "", false}}, ListenNames: []string{"g"}, ListenPorts: []int{5528},
+		Ports: []int{1, 65535}, Serve: []int{2}, Tied: true, RelayNames: []string{"c"}, RelayPorts: []int{3}, Memory: 1 << 40, PIDs: 7,
 	}
 	if got, err := ParseSpec(spec.Marshal()); err != nil || !reflect.DeepEqual(got, spec) {
 		t.Errorf("%+v %v", got, err)
 	}
-	if n := spec.Descriptors(); n != 6 {
+	if n := spec.Descriptors(); n != 7 {
 		t.Errorf("%d descriptors", n)
 	}
 	exit := Exit{Code: -1, Signal: "SIGKILL", At: time.Unix(1, 2).UTC(), Stderr: []string{"", strings.Repeat("x", TailBytes)}, Asked: true}
@@ -28,7 +30,8 @@ func TestMessagesComeBackAsTheyWere(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(ExitOf(parsed), exit) {
 		t.Errorf("%+v %v", ExitOf(parsed), err)
 	}
-	status := Status{PID: 1, Start: 1 << 40, Monitor: 2, At: time.Unix(3, 4).UTC(), Level: "off", OwnUser: true}
+	status := Status{PID: 1, Start: 1 << 40, Monitor: 2, At: time.Unix(3, 4).UTC(), Level: "off", OwnUser: true,
+		Facts: Facts{NoNewPrivs: 1, Seccomp: 2, Caps: 1 << 63, Bounding: 3, Landlock: 7, Namespaces: "a b", MemoryLimit: 8, PIDLimit: 9}}
 	m = Message{}
 	status.Fill(&m)
 	if got := StatusOf(m); got != status {

@@ -1,6 +1,9 @@
 package wire
 
-import "time"
+import (
+	"strconv"
+	"time"
+)
 
 // Files of a state folder.
 const (
@@ -23,14 +26,31 @@ const (
 )
 
 // Spec is a program to run, as the monitor gets it. The descriptors come beside it: the state
-// folder, the ones of Log, Stdout and Stderr where these are true, then Files, then Held.
+// folder, the ones of Log, Stdin, Stdout and Stderr where these are true, then Files, then Held.
 type Spec struct {
-	Level               string
-	Path, Dir           string
-	Args, Env           []string
-	UID, GID            int
-	Log, Stdout, Stderr bool
-	Files, Held         []string
+	Level                      string
+	Path, Dir                  string
+	Args, Env                  []string
+	UID, GID                   int
+	Log, Stdin, Stdout, Stderr bool
+	Files, Held                []string
+	// What follows are the fields of sandbox.Spec; Listen and Relay hold one port for each name.
+	Binds       []Bind
+	ListenNames []string
+	ListenPorts []int
+	Ports       []int
+	Serve       []int
+	RelayNames  []string
+	RelayPorts  []int
+	Tied        bool
+	Memory      int64
+	PIDs        int64
+}
+
+// Bind is a file or folder of the host that a program gets.
+type Bind struct {
+	Source, Target string
+	ReadOnly       bool
 }
 
 // Marshal encodes s.
@@ -44,10 +64,33 @@ func (s Spec) Marshal() []byte {
 	m.AddInt("uid", int64(s.UID))
 	m.AddInt("gid", int64(s.GID))
 	addBool(&m, "log", s.Log)
+	addBool(&m, "stdin", s.Stdin)
 	addBool(&m, "stdout", s.Stdout)
 	addBool(&m, "stderr", s.Stderr)
 	m.AddAll("file", s.Files)
 	m.AddAll("held", s.Held)
+	for _, b := range s.Binds {
+		m.Add("source", b.Source)
+		m.Add("target", b.Target)
+		m.Add("access", map[bool]string{true: "ro", false: "rw"}[b.ReadOnly])
+	}
+	m.AddAll("listen", s.ListenNames)
+	for _, n := range s.ListenPorts {
+		m.AddInt("listen-port", int64(n))
+	}
+	for _, n := range s.Ports {
+		m.AddInt("port", int64(n))
+	}
+	for _, n := range s.Serve {
+		m.AddInt("serve", int64(n))
+	}
+	m.AddAll("relay", s.RelayNames)
+	for _, n := range s.RelayPorts {
+		m.AddInt("relay-port", int64(n))
+	}
+	addBool(&m, "tied", s.Tied)
+	m.AddInt("memory", s.Memory)
+	m.AddInt("pids", s.PIDs)
 	return m.Marshal()
 }
 
@@ -57,19 +100,43 @@ func ParseSpec(b []byte) (Spec, error) {
 	if err != nil {
 		return Spec{}, err
 	}
-	return Spec{
+	s := Spec{
 		Level: m.Get("level"), Path: m.Get("path"), Dir: m.Get("dir"),
 		Args: m.All("arg"), Env: m.All("env"),
 		UID: int(m.Int("uid")), GID: int(m.Int("gid")),
-		Log: m.Get("log") != "", Stdout: m.Get("stdout") != "", Stderr: m.Get("stderr") != "",
+		Log: m.Get("log") != "", Stdin: m.Get("stdin") != "", Stdout: m.Get("stdout") != "", Stderr: m.Get("stderr") != "",
 		Files: m.All("file"), Held: m.All("held"),
-	}, nil
+		ListenNames: m.All("listen"), ListenPorts: numbers(m.All("listen-port")), Ports: numbers(m.All("port")),
+		Serve: numbers(m.All("serve")), RelayNames: m.All("relay"), RelayPorts: numbers(m.All("relay-port")),
+		Tied: m.Get("tied") != "", Memory: m.Int("memory"), PIDs: m.Int("pids"),
+	}
+	sources, targets, access := m.All("source"), m.All("target"), m.All("access")
+	if len(targets) != len(sources) || len(access) != len(sources) || len(s.ListenNames) != len(s.ListenPorts) || len(s.RelayNames) != len(s.RelayPorts) {
+		return Spec{}, errMalformed
+	}
+	for i := range sources {
+		s.Binds = append(s.Binds, Bind{sources[i], targets[i], access[i] != "rw"})
+	}
+	return s, nil
+}
+
+// numbers reads decimal numbers; what is none becomes -1.
+func numbers(all []string) []int {
+	var out []int
+	for _, v := range all {
+		n, err := strconv.Atoi(v)
+		if err != nil {
+			n = -1
+		}
+		out = append(out, n)
+	}
+	return out
 }
 
 // Descriptors is how many descriptors s comes with.
 func (s Spec) Descriptors() int {
 	n := 1 + len(s.Files) + len(s.Held)
-	for _, b := range []bool{s.Log, s.Stdout, s.Stderr} {
+	for _, b := range []bool{s.Log, s.Stdin, s.Stdout, s.Stderr} {
 		if b {
 			n++
 		}
@@ -85,7 +152,27 @@ type Status struct {
 	At      time.Time
 	Level   string
 	OwnUser bool
+	// Facts are what the monitor has read back from the kernel once the program ran.
+	Facts Facts
 }
+
+// Facts are what confines a program, as the kernel tells it.
+type Facts struct {
+	// NoNewPrivs, Seccomp and Caps are of proc_pid_status(5), of the program; Caps is the union of
+	// its effective, permitted, inheritable and ambient sets, Bounding the bounding set.
+	NoNewPrivs, Seccomp int
+	Caps, Bounding      uint64
+	// Landlock is the version of the rules put in force, 0 for none.
+	Landlock int
+	// Namespaces are the ids of the monitor's, which are the program's, in the order of
+	// NamespaceKinds; empty where they are the host's.
+	Namespaces string
+	// MemoryLimit and PIDLimit are rlimits in force; 0 for none.
+	MemoryLimit, PIDLimit int64
+}
+
+// NamespaceKinds are the namespaces that a program at strict has of its own.
+var NamespaceKinds = []string{"user", "mnt", "pid", "ipc", "uts", "net"}
 
 // Fill adds s to a message.
 func (s Status) Fill(m *Message) {
@@ -95,6 +182,15 @@ func (s Status) Fill(m *Message) {
 	m.AddInt("at", s.At.UnixNano())
 	m.Add("level", s.Level)
 	addBool(m, "own", s.OwnUser)
+	f := s.Facts
+	m.AddInt("nnp", int64(f.NoNewPrivs))
+	m.AddInt("seccomp", int64(f.Seccomp))
+	m.Add("caps", strconv.FormatUint(f.Caps, 16))
+	m.Add("bounding", strconv.FormatUint(f.Bounding, 16))
+	m.AddInt("landlock", int64(f.Landlock))
+	m.Add("namespaces", f.Namespaces)
+	m.AddInt("memory", f.MemoryLimit)
+	m.AddInt("pids", f.PIDLimit)
 }
 
 // StatusOf reads what Fill added.
@@ -102,7 +198,20 @@ func StatusOf(m Message) Status {
 	return Status{
 		PID: int(m.Int("pid")), Start: uint64(m.Int("start")), Monitor: int(m.Int("monitor")),
 		At: time.Unix(0, m.Int("at")).UTC(), Level: m.Get("level"), OwnUser: m.Get("own") != "",
+		Facts: Facts{
+			NoNewPrivs: int(m.Int("nnp")), Seccomp: int(m.Int("seccomp")), Caps: hex(m.Get("caps")), Bounding: hex(m.Get("bounding")),
+			Landlock: int(m.Int("landlock")), Namespaces: m.Get("namespaces"), MemoryLimit: m.Int("memory"), PIDLimit: m.Int("pids"),
+		},
 	}
+}
+
+// hex reads a set of bits; what is none reads as all of them, so that nothing passes for confined.
+func hex(s string) uint64 {
+	n, err := strconv.ParseUint(s, 16, 64)
+	if err != nil {
+		return ^uint64(0)
+	}
+	return n
 }
 
 // Exit is how a program ended; see sandbox.Exit for the fields.

@@ -927,7 +927,10 @@ type CreateAgentRequest struct {
 	// most an hour; not set is ten seconds.
 	StopTimeoutMs *int64 `protobuf:"varint,21,opt,name=stop_timeout_ms,json=stopTimeoutMs,proto3,oneof" json:"stop_timeout_ms,omitempty"`
 	// Paths of the daemon's machine that the agent sees.
-	Mounts        []*Mount `protobuf:"bytes,22,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	Mounts []*Mount `protobuf:"bytes,22,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	// off, limited or strict: what confines the agent, now and at every later start. Empty is the
+	// daemon's setting, without one the strongest that the host has.
+	Sandbox       string `protobuf:"bytes,24,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1023,6 +1026,13 @@ func (x *CreateAgentRequest) GetMounts() []*Mount {
 		return x.Mounts
 	}
 	return nil
+}
+
+func (x *CreateAgentRequest) GetSandbox() string {
+	if x != nil {
+		return x.Sandbox
+	}
+	return ""
 }
 
 type Mount struct {
@@ -3090,7 +3100,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\vdescription\x18\a \x01(\tR\vdescription\"0\n" +
 	"\x06EnvVar\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xba\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xd4\x03\n" +
 	"\x12CreateAgentRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3100,7 +3110,8 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\aconfigs\x18\x06 \x03(\v21.otters.daemon.v1.CreateAgentRequest.ConfigsEntryR\aconfigs\x12\x18\n" +
 	"\arestart\x18\x14 \x01(\tR\arestart\x12+\n" +
 	"\x0fstop_timeout_ms\x18\x15 \x01(\x03H\x00R\rstopTimeoutMs\x88\x01\x01\x12/\n" +
-	"\x06mounts\x18\x16 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x1a:\n" +
+	"\x06mounts\x18\x16 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x12\x18\n" +
+	"\asandbox\x18\x18 \x01(\tR\asandbox\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x12\n" +

@@ -1,0 +1,249 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otters-sh/otters/sandbox/internal/wire"
+)
+
+const (
+	// namespaces are those that a monitor of strict is started in.
+	namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
+	// limitedABI is the first Landlock version that scopes signals and abstract sockets.
+	limitedABI = 6
+	// probeTime bounds the trial of a level.
+	probeTime = 10 * time.Second
+	// probeUser runs the trial under root: nobody, who owns nothing.
+	probeUser = 65534
+)
+
+const hasMonitor = true
+
+// monitorCaps are what a monitor of strict sets its namespaces up with. They hold inside alone.
+var monitorCaps = []uintptr{
+	unix.CAP_DAC_OVERRIDE, unix.CAP_KILL, unix.CAP_SETGID, unix.CAP_SETUID, unix.CAP_SETPCAP, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN,
+}
+
+// hostMounts tells whether mounts have changed.
+func hostMounts() [sha256.Size]byte {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return [sha256.Size]byte{}
+	}
+	return sha256.Sum256(b)
+}
+
+// mapIDs gives a monitor of strict its program's ids as its 0, the only ones there are inside.
+func (c *child) mapIDs(uid, gid int) error {
+	dir, err := unix.Open(fmt.Sprintf("/proc/%d", c.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	if c.fd.ended() { // and the folder may be another's
+		return unix.EPIPE
+	}
+	write := func(name, text string) error {
+		fd, err := unix.Openat(dir, name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			_, err = unix.Write(fd, []byte(text))
+			_ = unix.Close(fd)
+		}
+		if err != nil {
+			return fmt.Errorf("level %s: %w: %s of the new user namespace: %w", Strict, ErrUnsupported, name, err)
+		}
+		return nil
+	}
+	if unix.Geteuid() != 0 {
+		uid, gid = unix.Geteuid(), unix.Getegid()
+		if err := write("setgroups", "deny"); err != nil {
+			return err
+		}
+	}
+	if err := write("gid_map", fmt.Sprintf("0 %d 1", gid)); err != nil {
+		return err
+	}
+	return write("uid_map", fmt.Sprintf("0 %d 1", uid))
+}
+
+// enforced tells what a level promises and the kernel does not report; nil where all is in force.
+func enforced(s wire.Status) error {
+	level := Level(s.Level)
+	if level == Off {
+		return nil
+	}
+	f := s.Facts
+	var lacks []string
+	if f.NoNewPrivs != 1 {
+		lacks = append(lacks, "no_new_privs")
+	}
+	if f.Seccomp != 2 {
+		lacks = append(lacks, "the seccomp filter")
+	}
+	if f.Caps != 0 || level == Strict && f.Bounding != 0 {
+		lacks = append(lacks, "the loss of capabilities")
+	}
+	if level == Limited && f.Landlock < limitedABI {
+		lacks = append(lacks, "Landlock")
+	}
+	if level == Strict {
+		lacks = append(lacks, shared(f.Namespaces)...)
+	}
+	if len(lacks) > 0 {
+		return fmt.Errorf("level %s: %w: not in force: %s", level, ErrUnsupported, strings.Join(lacks, ", "))
+	}
+	return nil
+}
+
+// shared lists the namespaces among ids that are this process's.
+func shared(ids string) []string {
+	all := strings.Split(ids, " ")
+	var bad []string
+	for i, kind := range wire.NamespaceKinds {
+		own, err := os.Readlink("/proc/self/ns/" + kind)
+		if err != nil || i >= len(all) || all[i] == "" || all[i] == own {
+			bad = append(bad, "a "+kind+" namespace of its own")
+		}
+	}
+	return bad
+}
+
+// Supported lists the levels that this host can give, weakest first. Strict is tried with a program
+// that does nothing, once for a Launcher.
+func (l *Launcher) Supported() []Level {
+	l.try()
+	return l.found
+}
+
+// Lacks tells why the host can't give a level, nil where it can.
+func (l *Launcher) Lacks(level Level) error {
+	if err := known(level); err != nil {
+		return err
+	}
+	l.try()
+	return l.lacks[level]
+}
+
+// Strongest is the last level of Supported.
+func (l *Launcher) Strongest() Level {
+	all := l.Supported()
+	return all[len(all)-1]
+}
+
+func (l *Launcher) try() {
+	l.probe.Do(func() {
+		l.found, l.lacks = []Level{Off}, make(map[Level]error)
+		for _, p := range []struct {
+			level Level
+			try   func() error
+		}{{Limited, tryLimited}, {Strict, l.tryStrict}} {
+			if err := p.try(); err != nil {
+				l.lacks[p.level] = err
+				continue
+			}
+			l.found = append(l.found, p.level)
+		}
+	})
+}
+
+func tryLimited() error {
+	abi, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	lacks := func(what string) error { return fmt.Errorf("level %s: %w: %s", Limited, ErrUnsupported, what) }
+	switch {
+	case errno == unix.EOPNOTSUPP:
+		return lacks("Landlock is disabled: add landlock to the kernel's lsm= parameter")
+	case errno != 0:
+		return lacks("the kernel has no Landlock; Linux 6.12 or later has what is needed")
+	case abi < limitedABI:
+		return lacks(fmt.Sprintf("Landlock is version %d and 6 is needed; Linux 6.12 or later has it", abi))
+	case !filtered:
+		return lacks("the seccomp filter is not known for this processor")
+	}
+	return nil
+}
+
+// tryStrict runs the monitor's own program inside, which ends at once for it is not a monitor there.
+func (l *Launcher) tryStrict() error {
+	dir, err := os.MkdirTemp("", "otters-probe-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	defer cancel()
+	spec := Spec{
+		Level: Strict, Path: "/probe", Dir: "/", UID: -1, GID: -1, StateDir: dir,
+		Binds: []Bind{{Source: l.path, Target: "/probe", ReadOnly: true}},
+	}
+	if unix.Geteuid() == 0 {
+		spec.UID, spec.GID = probeUser, probeUser
+	}
+	lacks := func(err error) error {
+		if errors.Is(err, ErrUnsupported) {
+			return err
+		}
+		return fmt.Errorf("level %s: %w: %w", Strict, ErrUnsupported, err)
+	}
+	p, err := l.Start(ctx, spec)
+	if err != nil {
+		return lacks(err)
+	}
+	defer p.Close()
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+		_ = p.Stop(context.WithoutCancel(ctx), 0)
+		return lacks(ctx.Err())
+	}
+	if code := p.Exit().Code; code != 2 {
+		return lacks(fmt.Errorf("a trial ended with code %d %s", code, p.Exit().Signal))
+	}
+	return nil
+}
+
+// Supported lists the levels that this host can give, weakest first, by trying them: see
+// Launcher.Supported, which does so once. Without the monitor's program there is none to try.
+func Supported() []Level {
+	l, err := NewLauncher(LauncherOptions{Warm: -1})
+	if err != nil {
+		return []Level{Off}
+	}
+	defer l.Close()
+	return l.Supported()
+}
+
+// inForce describes a running program by what its monitor has read back.
+func inForce(s wire.Status) Confinement {
+	c := Describe(Level(s.Level), s.OwnUser)
+	if err := enforced(s); err != nil { // a start refuses this
+		c.Enforced, c.Open = nil, []string{"everything: " + err.Error()}
+		return c
+	}
+	f := s.Facts
+	if f.Landlock > 0 {
+		c.Enforced = append(c.Enforced, fmt.Sprintf("Landlock version %d is in force", f.Landlock))
+	}
+	var bounds []string
+	if f.MemoryLimit > 0 {
+		bounds = append(bounds, fmt.Sprintf("data of each process: %d bytes", f.MemoryLimit))
+	}
+	if f.PIDLimit > 0 {
+		bounds = append(bounds, fmt.Sprintf("processes and threads: %d", f.PIDLimit))
+	}
+	if len(bounds) == 0 {
+		return c
+	}
+	c.Enforced = append(c.Enforced, "limits: "+strings.Join(bounds, ", ")+" (rlimits)")
+	c.Open = append(slices.DeleteFunc(c.Open, func(line string) bool { return line == limitsOpen }),
+		"what is not named under limits is not limited: processors, disk, and memory of all processes together")
+	return c
+}

@@ -1,0 +1,220 @@
+package monitor
+
+import (
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Offsets in struct seccomp_data: the number, the architecture, and the low words of the arguments.
+const (
+	seccompNr   = 0
+	seccompArch = 4
+	seccompArgs = 16
+)
+
+const (
+	seccompSetModeFilter = 1 // SECCOMP_SET_MODE_FILTER
+	seccompAllow         = 0x7fff0000
+	seccompErrno         = 0x00050000
+	seccompKill          = 0x80000000
+	// x32 calls of an x86-64 kernel carry this bit and would slip past a list of numbers.
+	x32Bit = 0x40000000
+	// cloneNamespaces are the flags of clone(2) that make namespaces.
+	cloneNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+		unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+	ioctlTIOCSTI   = 0x5412
+	ioctlTIOCLINUX = 0x541c
+	sockTypeMask   = 0xf
+	protoMPTCP     = 262
+)
+
+// deniedCalls are refused with EPERM at every level but off: what changes the host or the
+// namespaces, what looks into other processes, and what has been the way into many kernels.
+var deniedCalls = append([]uint32{
+	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE,
+	unix.SYS_OPEN_TREE_ATTR, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR,
+	unix.SYS_UNSHARE, unix.SYS_SETNS,
+	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE, unix.SYS_KCMP,
+	unix.SYS_PIDFD_GETFD, unix.SYS_MOVE_PAGES, unix.SYS_MIGRATE_PAGES,
+	unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD,
+	unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
+	unix.SYS_FANOTIFY_INIT, unix.SYS_FANOTIFY_MARK, unix.SYS_NAME_TO_HANDLE_AT, unix.SYS_OPEN_BY_HANDLE_AT,
+	unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE, unix.SYS_KEXEC_LOAD, unix.SYS_KEXEC_FILE_LOAD,
+	unix.SYS_REBOOT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_ACCT, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD,
+	unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME, unix.SYS_CLOCK_ADJTIME, unix.SYS_ADJTIMEX,
+	unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME, unix.SYS_SYSLOG, unix.SYS_VHANGUP, unix.SYS_PERSONALITY,
+	unix.SYS_NFSSERVCTL, unix.SYS_LOOKUP_DCOOKIE,
+}, deniedHere...)
+
+// deniedLimited are refused at limited as well. Landlock has no rule for the change of a file's mode,
+// owner, times or attributes by its path, which would reach what belongs to the same user outside
+// (by a descriptor it does not: that has to be opened first), nor for what the kernel shares
+// between all processes of a user without a namespace.
+var deniedLimited = append([]uint32{
+	unix.SYS_FCHMODAT, unix.SYS_FCHMODAT2, unix.SYS_FCHOWNAT, unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_SETXATTRAT,
+	unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_REMOVEXATTRAT, unix.SYS_FILE_SETATTR,
+	unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_SHMCTL, unix.SYS_MSGGET, unix.SYS_MSGSND, unix.SYS_MSGRCV, unix.SYS_MSGCTL,
+	unix.SYS_SEMGET, unix.SYS_SEMOP, unix.SYS_SEMTIMEDOP, unix.SYS_SEMCTL, unix.SYS_MQ_OPEN, unix.SYS_MQ_UNLINK,
+}, deniedLimitedHere...)
+
+// onlySelf are calls that may name no process but the caller, which is 0: the kernel lets any
+// process of a user change the others', an ordinary user's monitor among them. The number is the
+// argument's.
+var onlySelf = []struct {
+	nr  uint32
+	arg uint32
+}{
+	{unix.SYS_PRLIMIT64, 0}, {unix.SYS_SCHED_SETAFFINITY, 0}, {unix.SYS_SCHED_SETSCHEDULER, 0}, {unix.SYS_SCHED_SETPARAM, 0},
+	{unix.SYS_SCHED_SETATTR, 0}, {unix.SYS_SETPRIORITY, 1}, {unix.SYS_IOPRIO_SET, 1},
+}
+
+// assembler builds a filter whose jumps are all to the next few instructions.
+type assembler []unix.SockFilter
+
+func (a *assembler) load(offset uint32) {
+	*a = append(*a, unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset})
+}
+
+func (a *assembler) and(mask uint32) {
+	*a = append(*a, unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: mask})
+}
+
+func (a *assembler) ret(k uint32) {
+	*a = append(*a, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k})
+}
+
+func (a *assembler) refuse(e syscall.Errno) { a.ret(seccompErrno | uint32(e)) }
+
+// unless skips the next n instructions where the loaded word is not k.
+func (a *assembler) unless(k uint32, n int) {
+	*a = append(*a, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jf: uint8(n)})
+}
+
+// when skips the next n instructions where the loaded word is k.
+func (a *assembler) when(k uint32, n int) {
+	*a = append(*a, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: uint8(n)})
+}
+
+// call compiles what is done where the call is nr; the body loads what it needs, and falls through
+// to allow.
+func (a *assembler) call(nr uint32, body func(*assembler)) {
+	var b assembler
+	body(&b)
+	b.ret(seccompAllow)
+	a.load(seccompNr)
+	a.unless(nr, len(b))
+	*a = append(*a, b...)
+}
+
+// filter is the program for a level. The families of sockets differ: with a network namespace of
+// its own a program reaches nobody by any of these three, without one Landlock has a rule for TCP
+// alone.
+func filter(limited bool) []unix.SockFilter {
+	var a assembler
+	a.load(seccompArch)
+	a.when(auditArch, 1)
+	a.ret(seccompKill)
+	a.load(seccompNr)
+	a = append(a, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, K: x32Bit, Jf: 1})
+	a.refuse(unix.ENOSYS)
+	for _, nr := range deniedCalls {
+		a.unless(nr, 1)
+		a.refuse(unix.EPERM)
+	}
+	if limited {
+		a.limited()
+	}
+	for _, c := range onlySelf {
+		a.call(c.nr, func(b *assembler) {
+			b.load(seccompArgs + 8*c.arg)
+			b.when(0, 1)
+			b.refuse(unix.EPERM)
+		})
+	}
+	a.load(seccompNr)
+	// Its flags lie in memory, which a filter can't read; C libraries go on to clone(2).
+	a.unless(unix.SYS_CLONE3, 1)
+	a.refuse(unix.ENOSYS)
+	a.call(unix.SYS_CLONE, func(b *assembler) {
+		b.load(seccompArgs)
+		b.and(cloneNamespaces)
+		b.when(0, 1)
+		b.refuse(unix.EPERM)
+	})
+	a.call(unix.SYS_IOCTL, func(b *assembler) {
+		b.load(seccompArgs + 8)
+		b.unless(ioctlTIOCSTI, 1)
+		b.refuse(unix.EPERM)
+		b.unless(ioctlTIOCLINUX, 1)
+		b.refuse(unix.EPERM)
+	})
+	a.call(unix.SYS_SOCKET, func(b *assembler) { sockets(b, limited) })
+	a.call(unix.SYS_SOCKETPAIR, func(b *assembler) {
+		b.load(seccompArgs)
+		b.when(unix.AF_UNIX, 1)
+		b.refuse(unix.EAFNOSUPPORT)
+	})
+	a.ret(seccompAllow)
+	return a
+}
+
+// limited compiles what level limited refuses beside; the number is loaded.
+func (a *assembler) limited() {
+	for _, nr := range deniedLimited {
+		a.unless(nr, 1)
+		a.refuse(unix.EPERM)
+	}
+	a.call(unix.SYS_UTIMENSAT, func(b *assembler) {
+		// Without a path it is about a descriptor. Both words of the pointer are looked at.
+		b.load(seccompArgs + 8)
+		b.when(0, 1)
+		b.refuse(unix.EPERM)
+		b.load(seccompArgs + 12)
+		b.when(0, 1)
+		b.refuse(unix.EPERM)
+	})
+}
+
+func sockets(b *assembler, limited bool) {
+	b.load(seccompArgs)
+	if !limited {
+		b.when(unix.AF_UNIX, 3)
+	}
+	b.when(unix.AF_INET, 2)
+	b.when(unix.AF_INET6, 1)
+	b.refuse(unix.EAFNOSUPPORT)
+	if limited {
+		b.load(seccompArgs + 8)
+		b.and(sockTypeMask)
+		b.when(unix.SOCK_STREAM, 1)
+		b.refuse(unix.EACCES)
+		b.load(seccompArgs + 16)
+		b.when(0, 2)
+		b.when(unix.IPPROTO_TCP, 1)
+		b.refuse(unix.EACCES)
+		return
+	}
+	b.load(seccompArgs + 8)
+	b.and(sockTypeMask)
+	b.unless(unix.SOCK_RAW, 1)
+	b.refuse(unix.EPERM)
+	b.load(seccompArgs + 16)
+	b.unless(protoMPTCP, 1)
+	b.refuse(unix.EPROTONOSUPPORT)
+}
+
+// installFilter filters the calls of the calling thread and of what it starts. It needs
+// no_new_privs.
+func installFilter(limited bool) error {
+	if auditArch == 0 {
+		return &startError{"seccomp filter: not known for this processor", syscall.ENOTSUP}
+	}
+	f := filter(limited)
+	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	if _, _, e := unix.RawSyscall(unix.SYS_SECCOMP, seccompSetModeFilter, 0, uintptr(unsafe.Pointer(&prog))); e != 0 {
+		return &startError{"seccomp filter", e}
+	}
+	return nil
+}

@@ -1,0 +1,850 @@
+//go:build linux
+
+package sandbox_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otters-sh/otters/sandbox"
+)
+
+// Invariants of the levels' tests: whatever is denied stands beside what is allowed next to it, so
+// that a program that can do nothing at all does not pass.
+
+// agentUser is whom tests under root run programs as.
+const agentUser = 60600
+
+// world is a tree like an agent's, with something outside of it to reach for.
+type world struct {
+	dir, work, etc, mount, frozen, secret string
+	uid                                   int
+}
+
+// newWorld makes folders that the program's user may pass into.
+func newWorld(t *testing.T) world {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "otters-world-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	w := world{dir: dir, uid: -1}
+	if os.Geteuid() == 0 {
+		w.uid = agentUser
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]*string{"work": &w.work, "etc": &w.etc, "mount": &w.mount, "frozen": &w.frozen} {
+		*to = filepath.Join(dir, name)
+		if err := os.Mkdir(*to, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(*to, "file"), []byte(name+"\n"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		// All of it is the program's by its mode: only the level stands in its way.
+		if err := errors.Join(os.Chmod(*to, 0o777), os.Chmod(filepath.Join(*to, "file"), 0o666)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.secret = filepath.Join(dir, "secret")
+	if err := errors.Join(os.WriteFile(w.secret, []byte("secret\n"), 0o666), os.Chmod(w.secret, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// hostPrograms are what dynamically linked programs of the host need.
+func hostPrograms() []sandbox.Bind {
+	var all []sandbox.Bind
+	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
+		if _, err := os.Stat(dir); err == nil {
+			all = append(all, sandbox.Bind{Source: dir, Target: dir, ReadOnly: true})
+		}
+	}
+	return all
+}
+
+// spec runs a script in w at level. Inside, the folders have their names below the root at strict,
+// and those of the host at limited.
+func (w world) spec(t *testing.T, level sandbox.Level, script string) sandbox.Spec {
+	t.Helper()
+	s := shell(t, script)
+	s.Level, s.UID, s.GID = level, w.uid, w.uid
+	s.Dir = w.at(level, "work")
+	s.Binds = append(hostPrograms(),
+		sandbox.Bind{Source: w.etc, Target: "/etc", ReadOnly: true},
+		sandbox.Bind{Source: w.work, Target: "/own"},
+		sandbox.Bind{Source: w.mount, Target: "/own/mount"},
+		sandbox.Bind{Source: w.frozen, Target: "/own/frozen", ReadOnly: true})
+	return s
+}
+
+// at is where the program sees a folder of the world.
+func (w world) at(level sandbox.Level, name string) string {
+	if level != sandbox.Strict {
+		return filepath.Join(w.dir, name)
+	}
+	switch name {
+	case "work":
+		return "/own"
+	case "etc":
+		return "/etc"
+	case "mount", "frozen":
+		return "/own/" + name
+	}
+	return filepath.Join(w.dir, name)
+}
+
+func need(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+	t.Helper()
+	if err := l.Lacks(level); err != nil {
+		t.Skip(err)
+	}
+}
+
+// said runs spec to its end and returns what it wrote to standard output.
+func said(t *testing.T, l *sandbox.Launcher, spec sandbox.Spec) string {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	spec.Stdout = w
+	p := start(t, l, spec)
+	w.Close()
+	out := make(chan string, 1)
+	go func() {
+		b, _ := io.ReadAll(r)
+		out <- string(b)
+	}()
+	if e := wait(t, p); e.Code != 0 {
+		t.Errorf("exit %+v", e)
+	}
+	return strings.TrimSpace(<-out)
+}
+
+var confined = []sandbox.Level{sandbox.Limited, sandbox.Strict}
+
+// each runs a test at every level that confines.
+func each(t *testing.T, f func(t *testing.T, l *sandbox.Launcher, level sandbox.Level)) {
+	t.Helper()
+	for _, level := range confined {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+			need(t, l, level)
+			f(t, l, level)
+		})
+	}
+}
+
+// K1, K2: what lies outside can be neither read nor written, nor what is read-only changed.
+func TestFilesOutsideAreOutOfReach(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		etc, mount, frozen := w.at(level, "etc"), w.at(level, "mount"), w.at(level, "frozen")
+		for name, c := range map[string]struct{ script, want string }{
+			"read own":           {"cat file", "work"},
+			"read outside":       {"cat " + w.secret + " 2>/dev/null || echo denied", "denied"},
+			"write own":          {"echo x > new && cat new", "x"},
+			"write outside":      {"(echo x > " + w.secret + ") 2>/dev/null || echo denied", "denied"},
+			"new file outside":   {"(echo x > " + w.dir + "/new) 2>/dev/null || echo denied", "denied"},
+			"read etc":           {"cat " + etc + "/file", "etc"},
+			"write etc":          {"(echo x > " + etc + "/file) 2>/dev/null || echo denied", "denied"},
+			"new in etc":         {"(echo x > " + etc + "/new) 2>/dev/null || echo denied", "denied"},
+			"remove in etc":      {"rm -f " + etc + "/file 2>/dev/null || echo denied", "denied"},
+			"truncate in etc":    {"truncate -s 0 " + etc + "/file 2>/dev/null || echo denied", "denied"},
+			"new in usr":         {"(echo x > /usr/new) 2>/dev/null || echo denied", "denied"},
+			"read mount":         {"cat " + mount + "/file", "mount"},
+			"write mount":        {"echo x > " + mount + "/new && cat " + mount + "/new", "x"},
+			"read ro mount":      {"cat " + frozen + "/file", "frozen"},
+			"write ro mount":     {"(echo x > " + frozen + "/file) 2>/dev/null || echo denied", "denied"},
+			"link out of ro":     {"ln " + frozen + "/file stolen 2>/dev/null || echo denied", "denied"},
+			"link within own":    {"ln file linked && cat linked", "work"},
+			"move out of ro":     {"mv " + frozen + "/file stolen 2>/dev/null; cat " + frozen + "/file", "frozen"},
+			"through a symlink":  {"ln -sf " + w.secret + " s; cat s 2>/dev/null || echo denied", "denied"},
+			"through /proc root": {"cat /proc/1/root" + w.secret + " 2>/dev/null || echo denied", "denied"},
+			"shadow":             {"cat /etc/shadow 2>/dev/null || echo denied", "denied"},
+			"device":             {"echo x > /dev/null && head -c 1 /dev/zero | od -An -tx1", "00"},
+			"other device":       {"test -r /dev/kmsg && cat /dev/mem /dev/kmsg 2>/dev/null | head -c 1; echo denied", "denied"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				if got := said(t, l, w.spec(t, level, c.script)); got != c.want {
+					t.Errorf("%q, want %q", got, c.want)
+				}
+			})
+		}
+		if b, err := os.ReadFile(w.secret); err != nil || string(b) != "secret\n" {
+			t.Errorf("outside: %q %v", b, err)
+		}
+	})
+}
+
+// K5: no process outside can be signalled or looked into.
+func TestProcessesOutsideAreOutOfReach(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		// Of the same user, so that only the level protects it.
+		victim := exec.Command("/bin/sleep", "1000")
+		victim.Env = []string{"SECRET=x"}
+		if w.uid >= 0 {
+			victim.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(w.uid), Gid: uint32(w.uid)}}
+		}
+		if err := victim.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = victim.Process.Kill(); _ = victim.Wait() }()
+		pid := strconv.Itoa(victim.Process.Pid)
+		for name, c := range map[string]struct{ script, want string }{
+			"own child":      {"sleep 1000 & kill -KILL $! && wait $!; echo $?", "137"},
+			"foreign":        {"kill -KILL " + pid + " 2>/dev/null || echo denied", "denied"},
+			"all":            {"sleep 1000 & kill -KILL -1 2>/dev/null; echo", ""},
+			"foreign memory": {"cat /proc/" + pid + "/mem 2>/dev/null || echo denied", "denied"},
+			"foreign env":    {"grep -c SECRET /proc/" + pid + "/environ 2>/dev/null || echo denied", "denied"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				spec := w.spec(t, level, c.script)
+				if name == "all" {
+					wait(t, start(t, l, spec))
+				} else if got := said(t, l, spec); got != c.want {
+					t.Errorf("%q, want %q", got, c.want)
+				}
+			})
+		}
+		if err := victim.Process.Signal(syscall.Signal(0)); err != nil {
+			t.Error("it was killed:", err)
+		}
+		if s, err := os.ReadFile("/proc/" + pid + "/stat"); err != nil || strings.Contains(string(s), ") Z ") {
+			t.Errorf("it was killed: %s %v", s, err)
+		}
+	})
+}
+
+// attempt is one call that the program of a test tries.
+type attempt struct {
+	name string
+	try  func() error
+}
+
+func call(nr uintptr, args ...uintptr) func() error {
+	return func() error {
+		var a [6]uintptr
+		copy(a[:], args)
+		if _, _, e := unix.RawSyscall6(nr, a[0], a[1], a[2], a[3], a[4], a[5]); e != 0 {
+			return e
+		}
+		return nil
+	}
+}
+
+func socket(domain, kind, proto int) func() error {
+	return func() error {
+		fd, err := unix.Socket(domain, kind, proto)
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return err
+	}
+}
+
+// attempts are what the role "attempts" tries, the host's address outside to dial in its argument.
+func attempts(outside string) []attempt {
+	return []attempt{
+		{"tcp socket", socket(unix.AF_INET, unix.SOCK_STREAM, 0)},
+		{"udp socket", socket(unix.AF_INET, unix.SOCK_DGRAM, 0)},
+		{"unix socket", socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)},
+		{"socket pair", func() error {
+			p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+			if err == nil {
+				_ = unix.Close(p[0])
+				_ = unix.Close(p[1])
+			}
+			return err
+		}},
+		{"raw socket", socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)},
+		{"packet socket", socket(unix.AF_PACKET, unix.SOCK_DGRAM, 0)},
+		{"netlink socket", socket(unix.AF_NETLINK, unix.SOCK_RAW, 0)},
+		{"vsock socket", socket(unix.AF_VSOCK, unix.SOCK_STREAM, 0)},
+		{"mptcp socket", socket(unix.AF_INET, unix.SOCK_STREAM, 262)},
+		{"dial outside", func() error {
+			c, err := net.DialTimeout("tcp", outside, time.Second)
+			if err == nil {
+				_ = c.Close()
+			}
+			return err
+		}},
+		{"listen", func() error {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err == nil {
+				_ = l.Close()
+			}
+			return err
+		}},
+		{"getpid", call(unix.SYS_GETPID)},
+		{"unshare user", call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER)},
+		{"clone user", call(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD))},
+		{"clone3", call(unix.SYS_CLONE3, 0, 0)},
+		{"setns", call(unix.SYS_SETNS, 0, 0)},
+		{"mount", call(unix.SYS_MOUNT)},
+		{"umount", call(unix.SYS_UMOUNT2)},
+		{"pivot_root", call(unix.SYS_PIVOT_ROOT)},
+		{"chroot", call(unix.SYS_CHROOT)},
+		{"open_tree", call(unix.SYS_OPEN_TREE)},
+		{"ptrace", call(unix.SYS_PTRACE, unix.PTRACE_TRACEME)},
+		{"process_vm_readv", call(unix.SYS_PROCESS_VM_READV)},
+		{"keyctl", call(unix.SYS_KEYCTL)},
+		{"bpf", call(unix.SYS_BPF)},
+		{"io_uring", call(unix.SYS_IO_URING_SETUP)},
+		{"userfaultfd", call(unix.SYS_USERFAULTFD)},
+		{"perf", call(unix.SYS_PERF_EVENT_OPEN)},
+		{"modules", call(unix.SYS_FINIT_MODULE)},
+		{"chmod by descriptor", func() error {
+			f, err := os.Create("made")
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			return f.Chmod(0o666)
+		}},
+		{"chmod by path", func() error { return os.Chmod("made", 0o600) }},
+		{"times by path", func() error { return os.Chtimes("made", time.Now(), time.Now()) }},
+		{"own limits", func() error {
+			var r unix.Rlimit
+			return unix.Prlimit(0, unix.RLIMIT_CORE, nil, &r)
+		}},
+		{"another's limits", func() error {
+			var r unix.Rlimit
+			return unix.Prlimit(os.Getppid(), unix.RLIMIT_CORE, nil, &r)
+		}},
+		{"shared memory", call(unix.SYS_SHMGET, 0, 4096, 0o600)},
+		{"TIOCSTI", call(unix.SYS_IOCTL, 0, unix.TIOCSTI)},
+		{"TIOCSTI, high bits", call(unix.SYS_IOCTL, 0, unix.TIOCSTI|1<<40)},
+		{"setuid root outside", func() error {
+			if os.Geteuid() == 0 {
+				return call(unix.SYS_SETUID, 1)()
+			}
+			return call(unix.SYS_SETUID, 0)()
+		}},
+		{"set-user-id program", func() error {
+			b, err := os.ReadFile("/proc/self/status")
+			if err != nil || !strings.Contains(string(b), "NoNewPrivs:\t1") {
+				return nil
+			}
+			return unix.EPERM
+		}},
+	}
+}
+
+// attemptAll is the role that prints what came of each attempt.
+func attemptAll() int {
+	results := make(map[string]string)
+	for _, a := range attempts(os.Args[1]) {
+		results[a.name] = "allowed"
+		if err := a.try(); err != nil {
+			results[a.name] = err.Error()
+			var e syscall.Errno
+			if errors.As(err, &e) {
+				results[a.name] = unix.ErrnoName(e)
+			}
+		}
+	}
+	if json.NewEncoder(os.Stdout).Encode(results) != nil {
+		return 1
+	}
+	return 0
+}
+
+// K11, K12, K13, N1: calls and sockets, each denied one with the error that tells the filter's from
+// the kernel's own.
+func TestCallsAreFiltered(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec := w.spec(t, level, "")
+		program := copyProgram(t, self, filepath.Join(w.dir, "program"))
+		spec.Binds = append(spec.Binds, sandbox.Bind{Source: program, Target: "/program", ReadOnly: true})
+		spec.Path, spec.Args = program, []string{ln.Addr().String()}
+		if level == sandbox.Strict {
+			spec.Path = "/program"
+		}
+		spec.Env = []string{roleVariable + "=attempts", "GORACE=atexit_sleep_ms=0"}
+		var got map[string]string
+		if out := said(t, l, spec); json.Unmarshal([]byte(out), &got) != nil {
+			t.Fatalf("%q", out)
+		}
+		want := map[string]string{
+			"chmod by descriptor": "allowed", "own limits": "allowed",
+			"tcp socket": "allowed", "socket pair": "allowed", "getpid": "allowed",
+			"netlink socket": "EAFNOSUPPORT", "packet socket": "EAFNOSUPPORT", "vsock socket": "EAFNOSUPPORT",
+			"clone3": "ENOSYS", "TIOCSTI": "EPERM",
+			"udp socket": "EACCES", "unix socket": "EAFNOSUPPORT", "raw socket": "EACCES", "mptcp socket": "EACCES",
+			"dial outside": "EACCES", "listen": "EACCES",
+		}
+		if level == sandbox.Strict {
+			for name, result := range map[string]string{
+				"chmod by path": "allowed", "times by path": "allowed", "another's limits": "EPERM", "shared memory": "allowed",
+				"udp socket": "allowed", "unix socket": "allowed", "raw socket": "EPERM", "mptcp socket": "EPROTONOSUPPORT",
+				"dial outside": "ECONNREFUSED", "listen": "allowed", "setuid root outside": "EINVAL",
+			} {
+				want[name] = result
+			}
+		} else {
+			// /proc is out of reach at limited; the launcher reads the state back.
+			want["set-user-id program"] = "allowed"
+		}
+		for name, result := range got {
+			expect, ok := want[name]
+			if !ok {
+				expect = "EPERM"
+			}
+			if result != expect {
+				t.Errorf("%s: %s, want %s", name, result, expect)
+			}
+		}
+		if len(got) != len(attempts("")) {
+			t.Errorf("%d results", len(got))
+		}
+	})
+}
+
+func copyProgram(t *testing.T, from, to string) string {
+	t.Helper()
+	b, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, b, 0o755)
+	}
+	if err == nil {
+		err = os.Chmod(to, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// K3, K4: inside there are the given descriptors and variables and no others.
+func TestNothingLeaksIn(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	need(t, l, sandbox.Strict)
+	w := newWorld(t)
+	leak, err := unix.Open("/", unix.O_RDONLY, 0) // not close-on-exec
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(leak)
+	spec := w.spec(t, sandbox.Strict, "ls /proc/$$/fd; env | sort; cat <&3; cat")
+	spec.Env = []string{"A=1", "PATH=/usr/bin:/bin"}
+	spec.Files = []sandbox.File{{Name: "f", File: content(t, "given\n")}}
+	spec.Held = []sandbox.File{{Name: "held", File: content(t, "x")}}
+	spec.Stdin = content(t, "input\n")
+	want := "0 1 2 3 A=1 LISTEN_FDNAMES=f LISTEN_FDS=1 PATH=/usr/bin:/bin PWD=/own given input"
+	if got := strings.Join(strings.Fields(said(t, l, spec)), " "); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// The root at strict holds what was given and no name more, and its processes are its own.
+func TestStrictSeesNothingElse(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	need(t, l, sandbox.Strict)
+	w := newWorld(t)
+	for name, c := range map[string]struct{ script, want string }{
+		"root":          {"ls / | grep -v -e usr -e bin -e lib", "dev etc own proc"},
+		"write root":    {"(echo > /new) 2>/dev/null || echo denied", "denied"},
+		"dev":           {"ls /dev", "fd full null random stderr stdin stdout urandom zero"},
+		"write dev":     {"(echo > /dev/new) 2>/dev/null || echo denied", "denied"},
+		"processes":     {"ls /proc | grep -c '^[0-9]'", "4"},
+		"init":          {"kill -KILL 1; echo alive", "alive"},
+		"init's memory": {"cat /proc/1/environ 2>/dev/null || echo denied", "denied"},
+		"user":          {"id -u", "0"},
+		"capabilities":  {"grep -h -e CapEff -e CapBnd -e CapAmb /proc/self/status | cut -f2 | sort -u", "0000000000000000"},
+		"sysctl":        {"(echo 1 > /proc/sys/net/ipv4/ip_forward) 2>/dev/null || echo denied", "denied"},
+		"host name":     {"uname -n", "agent"},
+		"interfaces":    {"grep -c : /proc/net/dev", "1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := strings.Join(strings.Fields(said(t, l, w.spec(t, sandbox.Strict, c.script))), " "); got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// A program's user on the host is the one of the spec, never root, and what it makes belongs to it.
+func TestFilesBelongToTheProgramsUser(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		said(t, l, w.spec(t, level, "touch made "+w.at(level, "mount")+"/made"))
+		uid := w.uid
+		if uid < 0 {
+			uid = os.Geteuid()
+		}
+		for _, name := range []string{filepath.Join(w.work, "made"), filepath.Join(w.mount, "made")} {
+			var st unix.Stat_t
+			if err := unix.Stat(name, &st); err != nil || int(st.Uid) != uid || st.Uid == 0 {
+				t.Errorf("%s is user %d's: %v", name, st.Uid, err)
+			}
+		}
+	})
+}
+
+// P13, P15: a folder that the program turns into a link between two runs does not lead a mount
+// elsewhere.
+func TestMountDoesNotFollowALink(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	need(t, l, sandbox.Strict)
+	w := newWorld(t)
+	said(t, l, w.spec(t, sandbox.Strict, "cat mount/file"))
+	if err := errors.Join(os.Remove(filepath.Join(w.work, "mount")), os.Symlink("/etc", filepath.Join(w.work, "mount"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Start(deadline(t), w.spec(t, sandbox.Strict, "true")); !errors.Is(err, sandbox.ErrStart) || !strings.Contains(err.Error(), "mount") {
+		t.Errorf("%v", err)
+	}
+}
+
+// The listener inside is reached from inside and accepted on outside, by a later process too.
+func TestListenerInside(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	need(t, l, sandbox.Strict)
+	w := newWorld(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := copyProgram(t, self, filepath.Join(w.dir, "program"))
+	spec := w.spec(t, sandbox.Strict, "")
+	spec.Binds = append(spec.Binds, sandbox.Bind{Source: program, Target: "/program", ReadOnly: true})
+	spec.Path, spec.Args = "/program", []string{"127.0.0.1:5528"}
+	spec.Env = []string{roleVariable + "=dial", "GORACE=atexit_sleep_ms=0"}
+	spec.Listen = []sandbox.Listen{{Name: "gateway", Port: 5528}}
+	p := start(t, l, spec)
+	q, err := sandbox.Attach(deadline(t), spec.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	if q.PID() != p.PID() || q.MonitorPID() != p.MonitorPID() || p.PID() < 1 {
+		t.Errorf("attached to %d under %d, started %d under %d", q.PID(), q.MonitorPID(), p.PID(), p.MonitorPID())
+	}
+	files, err := q.Files(deadline(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := files["gateway"]
+	ln, err := net.FileListener(f)
+	f.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if got := ln.Addr().String(); got != "127.0.0.1:5528" {
+		t.Error(got)
+	}
+	for range 2 { // a second program may listen on the same port
+		if err := ln.(*net.TCPListener).SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		c, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(c)
+		c.Close()
+		if err != nil || string(b) != "hello" {
+			t.Errorf("%q %v", b, err)
+		}
+	}
+	if e := wait(t, p); e.Code != 0 {
+		t.Errorf("%+v", e)
+	}
+}
+
+// dial is the role that says hello twice.
+func dial() int {
+	for range 2 {
+		c, err := net.Dial("tcp", os.Args[1])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		_, _ = c.Write([]byte("hello"))
+		_ = c.Close()
+	}
+	return 0
+}
+
+// At limited the ports that were given are open and others are not.
+func TestPortsAtLimited(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	need(t, l, sandbox.Limited)
+	w := newWorld(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := copyProgram(t, self, filepath.Join(w.dir, "program"))
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	for name, given := range map[string]bool{"given": true, "not given": false} {
+		spec := w.spec(t, sandbox.Limited, "")
+		spec.Binds = append(spec.Binds, sandbox.Bind{Source: program, ReadOnly: true})
+		spec.Path, spec.Args = program, []string{ln.Addr().String()}
+		spec.Env = []string{roleVariable + "=dial", "GORACE=atexit_sleep_ms=0"}
+		if given {
+			spec.Ports = []int{ln.Addr().(*net.TCPAddr).Port}
+		}
+		if e := wait(t, start(t, l, spec)); (e.Code == 0) != given {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+}
+
+// K6, K10: nothing survives, whatever it did to be forgotten.
+func TestNothingInsideSurvives(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		mark := strconv.Itoa(1e8 + rand.IntN(1e8))
+		spec := w.spec(t, level, "setsid sh -c 'trap \"\" TERM; setsid sleep "+mark+" & echo up; wait' & wait")
+		out := output(t, &spec)
+		p := start(t, l, spec)
+		line(t, out)
+		if len(running(t, mark)) == 0 {
+			t.Error("nothing runs")
+		}
+		if err := p.Stop(deadline(t), 0); err != nil {
+			t.Fatal(err)
+		}
+		if left := running(t, mark); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+		if e := p.Exit(); e.Signal != "SIGKILL" || !e.Asked || e.Lost {
+			t.Errorf("%+v", e)
+		}
+	})
+}
+
+// running lists the command lines of the host's processes that hold mark.
+func running(t *testing.T, mark string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), mark) {
+			all = append(all, string(b))
+		}
+	}
+	return all
+}
+
+// What is in force is told as read back, and a monitor that is killed takes all with it.
+func TestConfinementIsReadBack(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		spec := w.spec(t, level, "exec sleep 1000")
+		spec.Limits.Memory = 256 << 20
+		p := start(t, l, spec)
+		c := p.Confinement()
+		if c.Level != level || c.OwnUser != (w.uid >= 0) || !slices.ContainsFunc(c.Enforced, func(s string) bool { return strings.Contains(s, "268435456") }) {
+			t.Errorf("%+v", c)
+		}
+		q, err := sandbox.Attach(deadline(t), spec.StateDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer q.Close()
+		if got := q.Confinement(); !slices.Equal(got.Enforced, c.Enforced) || !slices.Equal(got.Open, c.Open) {
+			t.Errorf("%+v, attached %+v", c, got)
+		}
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+		if err != nil || !strings.Contains(string(b), "Seccomp:\t2") {
+			t.Errorf("%s %v", b, err)
+		}
+		program := held(t, p.PID())
+		if err := syscall.Kill(p.MonitorPID(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if e := wait(t, p); !e.Lost {
+			t.Errorf("%+v", e)
+		}
+		if !gone(t, program, patience) {
+			t.Error("the program lives on")
+		}
+		if e, ok, err := sandbox.ReadExit(spec.StateDir); err != nil || !ok || !e.Lost {
+			t.Errorf("%+v %v %v", e, ok, err)
+		}
+	})
+}
+
+func TestWhatALevelCantGiveIsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	w := newWorld(t)
+	for name, c := range map[string]struct {
+		level  sandbox.Level
+		change func(*sandbox.Spec)
+		want   string
+	}{
+		"a listener inside at limited": {sandbox.Limited, func(s *sandbox.Spec) { s.Listen = []sandbox.Listen{{Name: "x", Port: 1}} }, "no network of its own"},
+		"limits at off":                {sandbox.Off, func(s *sandbox.Spec) { s.Limits.PIDs = 5 }, "off enforces none"},
+		"a tiny memory limit":          {sandbox.Strict, func(s *sandbox.Spec) { s.Limits.Memory = 5 }, "at least"},
+		"the root as a target":         {sandbox.Strict, func(s *sandbox.Spec) { s.Binds = []sandbox.Bind{{Source: "/", Target: "/"}} }, "below the root"},
+		"a missing source":             {sandbox.Strict, func(s *sandbox.Spec) { s.Binds = []sandbox.Bind{{Source: "/nowhere", Target: "/x"}} }, "/nowhere"},
+		"a missing program":            {sandbox.Strict, func(s *sandbox.Spec) { s.Path = "/nowhere" }, "/nowhere"},
+		"a program out of reach":       {sandbox.Limited, func(s *sandbox.Spec) { s.Binds = s.Binds[len(s.Binds)-3:] }, "/bin/sh"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			need(t, l, c.level)
+			spec := w.spec(t, c.level, "true")
+			c.change(&spec)
+			if p, err := l.Start(deadline(t), spec); err == nil {
+				end(t, p)
+				t.Error("it started")
+			} else if !errors.Is(err, sandbox.ErrStart) || !strings.Contains(err.Error(), c.want) {
+				t.Error(err)
+			}
+		})
+	}
+	if os.Geteuid() == 0 {
+		for _, level := range confined {
+			spec := w.spec(t, level, "true")
+			spec.UID, spec.GID = -1, -1
+			if _, err := l.Start(deadline(t), spec); err == nil || !strings.Contains(err.Error(), "as root") {
+				t.Errorf("%s as root: %v", level, err)
+			}
+		}
+	}
+}
+
+// Limits hold for all inside together where the kernel counts so.
+func TestProcessLimit(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	need(t, l, sandbox.Strict)
+	w := newWorld(t)
+	script := "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30; do sleep 1000 & done 2>/dev/null; ls -d /proc/[0-9]* | wc -l"
+	for limit, enough := range map[int64]bool{0: true, 20: false} {
+		spec := w.spec(t, sandbox.Strict, script)
+		spec.Limits.PIDs = limit
+		out := output(t, &spec)
+		p := start(t, l, spec)
+		if enough {
+			if n, err := strconv.Atoi(line(t, out)); err != nil || n < 30 {
+				t.Errorf("without a limit: %d processes %v", n, err)
+			}
+			continue
+		}
+		wait(t, p) // a shell that can't fork any more gives up
+		if e := p.Exit(); e.Code == 0 {
+			t.Errorf("limit of %d: %+v", limit, e)
+		}
+	}
+}
+
+// A monitor that waits sees what was mounted after it was started.
+func TestMountsMadeLaterAreSeen(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	l := newLauncher(t, sandbox.LauncherOptions{Level: sandbox.Strict})
+	need(t, l, sandbox.Strict)
+	w := newWorld(t)
+	said(t, l, w.spec(t, sandbox.Strict, "true"))
+	for len(l.WarmPIDs()) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := unix.Mount("tmpfs", w.mount, "tmpfs", 0, "mode=0777"); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(w.mount, unix.MNT_DETACH) })
+	if err := os.WriteFile(filepath.Join(w.mount, "later"), []byte("later\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := said(t, l, w.spec(t, sandbox.Strict, "cat mount/later")); got != "later" {
+		t.Errorf("%q", got)
+	}
+}
+
+// The levels are the same for an ordinary user: under root their tests run once more as one.
+func TestAsAnOrdinaryUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("this is an ordinary user")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "otters-user-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	const user = 60700
+	tmp := filepath.Join(dir, "tmp")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(tmp, 0o700), os.Chown(tmp, user, user)); err != nil {
+		t.Fatal(err)
+	}
+	program := copyProgram(t, self, filepath.Join(dir, "tests"))
+	c := exec.CommandContext(deadline(t), program, "-test.run",
+		"^Test(FilesOutside|ProcessesOutside|CallsAreFiltered|NothingLeaksIn|StrictSees|FilesBelong|MountDoesNot|ListenerInside|PortsAt|NothingInside|ConfinementIs|WhatALevel|ProcessLimit)", "-test.v")
+	c.Dir = dir
+	c.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + tmp, "GORACE=atexit_sleep_ms=0",
+		"OTTERS_TEST_MONITOR=" + copyProgram(t, monitorPath, filepath.Join(dir, "otters-sandbox")),
+	}
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if n := strings.Count(string(out), "--- PASS"); n < 50 {
+		t.Errorf("%d tests passed:\n%s", n, out)
+	}
+}

@@ -1,0 +1,300 @@
+package system_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/otters-sh/otters/agentoci"
+	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/sandbox"
+	"github.com/otters-sh/otters/system"
+)
+
+// eachLevel runs a test at every level that this host can give.
+func eachLevel(t *testing.T, f func(t *testing.T, level sandbox.Level)) {
+	t.Helper()
+	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitor, Warm: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, level := range l.Supported() {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			f(t, level)
+		})
+	}
+}
+
+// rootOf is the tree as the agent sees it.
+func rootOf(dir string, a *system.Agent, level sandbox.Level) string {
+	if level == sandbox.Strict {
+		return "/"
+	}
+	return filepath.Join(dir, a.UUID().String(), "root")
+}
+
+// shared is a folder of the host that every user may write.
+func shared(t *testing.T) string {
+	t.Helper()
+	dir := host(t)
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "file"), []byte("shared"), 0o666), os.Chmod(filepath.Join(dir, "file"), 0o666), os.Chmod(dir, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestAnAgentReachesItsOwnAndNothingElse(t *testing.T) {
+	t.Parallel()
+	eachLevel(t, func(t *testing.T, level sandbox.Level) {
+		dir, open, frozen := host(t), shared(t), shared(t)
+		mounts := []executor.Mount{{Host: open, Target: "/workspace/open"}}
+		if level != sandbox.Off {
+			mounts = append(mounts, executor.Mount{Host: frozen, Target: "/mnt/frozen", ReadOnly: true})
+		}
+		p := provider(t, dir, plain+"CONTEXT ABOUT <<END\nknown\nEND\n", system.WithSandbox(level))
+		a := created(t, p, []system.AgentOption{system.WithMounts(mounts)}, role("serve"))
+		running(t, a)
+		root := rootOf(dir, a, level)
+		denied := "denied"
+		if level == sandbox.Off {
+			denied = "shared"
+		}
+		for ask, want := range map[string]string{
+			"write:" + root + "/workspace/new":       "done",
+			"write:" + root + "/home/new":            "done",
+			"write:" + root + "/tmp/new":             "done",
+			"read:" + root + "/etc/context/ABOUT.md": "known\n",
+			"write:" + root + "/etc/agent.yaml":      "denied",
+			"write:" + root + "/usr/bin/new":         "denied",
+			"read:" + root + "/workspace/open/file":  "shared",
+			"write:" + root + "/workspace/open/new":  "done",
+			"read:" + frozen + "/file":               denied,
+			"read:/etc/shadow":                       "denied",
+		} {
+			if level == sandbox.Off && os.Geteuid() != 0 && strings.HasPrefix(ask, "write:"+root+"/etc") {
+				continue // all of it is the operator's own there
+			}
+			if got := prompt(t, a, ask); got != want {
+				if level != sandbox.Off && !strings.Contains(ask, "mnt") && ask == "read:"+frozen+"/file" && level == sandbox.Limited {
+					continue // the mount's own source, which it may read
+				}
+				t.Errorf("%s: %q, want %q", ask, got, want)
+			}
+		}
+		if level != sandbox.Off {
+			for ask, want := range map[string]string{
+				"read:" + root + "/mnt/frozen/file":  "shared",
+				"write:" + root + "/mnt/frozen/file": "denied",
+				"write:" + root + "/mnt/frozen/new":  "denied",
+			} {
+				if got := prompt(t, a, ask); got != want {
+					t.Errorf("%s: %q, want %q", ask, got, want)
+				}
+			}
+		}
+		doc := filepath.Join(dir, a.UUID().String(), "root/etc/context/WORKSPACE.md")
+		if b, err := os.ReadFile(doc); err != nil || !strings.Contains(string(b), "level is "+string(level)) || !strings.Contains(string(b), filepath.Join(root, "workspace")) {
+			t.Errorf("%s %v", b, err)
+		}
+		if c := a.Process().Confinement; c.Level != level || len(c.Enforced) == 0 || len(c.Open) == 0 {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+// The gateway's listener reaches the caller before the model resolver is asked, and the agent
+// reaches the listener, at every level and from the next provider on.
+func TestTheGatewayIsReachedAtEveryLevel(t *testing.T) {
+	t.Parallel()
+	eachLevel(t, func(t *testing.T, level sandbox.Level) {
+		dir := host(t)
+		listeners := make(chan net.Listener, 2)
+		accept := func(ln net.Listener) {
+			listeners <- ln
+			go func() {
+				for {
+					c, err := ln.Accept()
+					if err != nil {
+						return
+					}
+					_, _ = fmt.Fprint(c, "from the gateway")
+					_ = c.Close()
+				}
+			}()
+		}
+		var resolved string
+		opts := []system.AgentOption{system.WithGateway(accept), system.WithModelResolver(func(string) (string, string, error) {
+			ln := <-listeners
+			resolved = ln.Addr().String()
+			return "http://" + resolved + "/v1", "key", nil
+		})}
+		other, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		go func() {
+			for {
+				c, err := other.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = fmt.Fprint(c, "from elsewhere")
+				_ = c.Close()
+			}
+		}()
+		check := func(a *system.Agent) {
+			t.Helper()
+			if got := prompt(t, a, "get:"+resolved); got != "from the gateway" {
+				t.Errorf("gateway at %s: %q", resolved, got)
+			}
+			want := map[bool]string{true: "from elsewhere", false: "denied"}[level == sandbox.Off]
+			if got := prompt(t, a, "get:"+other.Addr().String()); got != want {
+				t.Errorf("elsewhere: %q, want %q", got, want)
+			}
+		}
+		p := provider(t, dir, plain, system.WithSandbox(level))
+		a := created(t, p, opts, role("serve"))
+		running(t, a)
+		if level == sandbox.Strict && resolved != "127.0.0.1:5528" {
+			t.Errorf("gateway at %s", resolved)
+		}
+		check(a)
+		if err := a.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		running(t, a) // a second start has a gateway too
+		check(a)
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		q := provider(t, dir, plain, system.WithSandbox(level))
+		agents, err := q.LoadWithOptions(t.Context(), func(uuid.UUID) []system.AgentOption { return opts })
+		if err != nil || len(agents) != 1 {
+			t.Fatal(agents, err)
+		}
+		b := agents[0].(*system.Agent)
+		if ok, err := b.Attach(t.Context()); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			if err := b.Stop(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		if ln := <-listeners; ln.Addr().String() != resolved {
+			t.Errorf("taken over at %s, was %s", ln.Addr(), resolved)
+		}
+		check(b)
+		if c := b.Process().Confinement; c.Level != level {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+// A runtime that knows nothing of descriptors binds the address it is given, inside or out.
+func TestARuntimeThatBindsItsAddressIsReached(t *testing.T) {
+	t.Parallel()
+	eachLevel(t, func(t *testing.T, level sandbox.Level) {
+		none := agentoci.LabelReader(nil)
+		p := provider(t, host(t), plain, system.WithLabelReader(none))
+		a := created(t, p, []system.AgentOption{system.WithLevel(level)}, role("serve"))
+		running(t, a)
+		if c := a.Process().Confinement; c.Level != level {
+			t.Errorf("%+v", c)
+		}
+		if got := prompt(t, a, "hello there"); got != "hello there" {
+			t.Errorf("%q", got)
+		}
+		want := map[sandbox.Level]string{sandbox.Limited: "denied"}[level]
+		if got := prompt(t, a, "listen"); want != "" && got != want {
+			t.Errorf("another address: %q, want %q", got, want)
+		}
+	})
+}
+
+// An agent that was made at one level runs at another, with the paths of that one.
+func TestAnAgentMovesBetweenLevels(t *testing.T) {
+	t.Parallel()
+	dir, source := host(t), shared(t)
+	var id uuid.UUID
+	mounts := []system.AgentOption{system.WithMounts([]executor.Mount{{Host: source, Target: "/workspace/deep/er"}})}
+	for i, level := range []sandbox.Level{sandbox.Off, sandbox.Strict, sandbox.Limited, sandbox.Strict, sandbox.Off} {
+		l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitor, Warm: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lacks := l.Lacks(level)
+		l.Close()
+		if lacks != nil {
+			continue
+		}
+		p := provider(t, dir, plain+"BIN env otters/tools/env\n", system.WithSandbox(level))
+		var a *system.Agent
+		if i == 0 {
+			a = created(t, p, mounts, role("serve"))
+			id = a.UUID()
+		} else {
+			agents, err := p.Load(t.Context())
+			if err != nil || len(agents) != 1 || agents[0].UUID() != id {
+				t.Fatal(agents, err)
+			}
+			a = agents[0].(*system.Agent)
+		}
+		running(t, a)
+		root := rootOf(dir, a, level)
+		if got := prompt(t, a, "read:"+filepath.Join(root, "workspace/deep/er/file")); got != "shared" {
+			t.Errorf("%s: mount: %q", level, got)
+		}
+		config := prompt(t, a, "read:"+filepath.Join(root, "etc/agent.yaml"))
+		for _, want := range []string{filepath.Join(root, "workspace"), filepath.Join(root, "usr/bin/env"), filepath.Join(root, "usr/local/bin/runtime"), filepath.Join(root, "workspace/deep/er")} {
+			if !strings.Contains(config, ": "+want+"\n") {
+				t.Errorf("%s: agent.yaml does not have %s:\n%s", level, want, config)
+			}
+		}
+		if res := a.Exec(t.Context(), "env", nil, ""); res.Err != nil || !strings.Contains(res.Stdout, "OTTERS_AGENT_ROOT="+root+"\n") {
+			t.Errorf("%s: %+v", level, res)
+		}
+		if err := a.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// P13: a link to a program that points elsewhere is not followed.
+func TestALinkOutOfTheStoreIsRefused(t *testing.T) {
+	t.Parallel()
+	eachLevel(t, func(t *testing.T, level sandbox.Level) {
+		if level == sandbox.Off {
+			t.Skip("nothing is bound there")
+		}
+		dir := host(t)
+		p := provider(t, dir, plain+"BIN env otters/tools/env\n", system.WithSandbox(level))
+		a := created(t, p, nil, role("serve"))
+		if err := a.Prepare(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		link := filepath.Join(dir, a.UUID().String(), "root/usr/bin/env")
+		if err := errors.Join(os.Remove(link), os.Symlink("/bin/sh", link)); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "program store") {
+			t.Errorf("%v", err)
+		}
+	})
+}
