@@ -61,7 +61,7 @@ func TestAStopWaitsAsLongAsTheAgentMayTakeAndNoLonger(t *testing.T) {
 	home := newHome(t)
 	first := boot(t, home)
 	first.image("guide", guide)
-	first.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, stubborn), Restart: "always", StopTimeoutMs: proto.Int64(200)})
+	first.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: script(t, stubborn), Restart: "always", StopTimeoutMs: proto.Int64(200)})
 	a := first.deaf("guide")
 	if a.GetStopTimeoutMs() != 200 {
 		t.Errorf("stop timeout %d ms", a.GetStopTimeoutMs())
@@ -92,7 +92,7 @@ func TestAKillWaitsForNothingAndOtherSignalsAreTheRuntimes(t *testing.T) {
 	t.Parallel()
 	d := boot(t, newHome(t), slow)
 	d.image("guide", guide)
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: "deaf", RuntimePath: script(t, stubborn), Restart: "always", StopTimeoutMs: proto.Int64(3_600_000)})
+	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", Name: "deaf", RuntimePath: script(t, stubborn), Restart: "always", StopTimeoutMs: proto.Int64(3_600_000)})
 	a := d.deaf("deaf")
 	running := processes(t, a.GetPid(), a.GetMonitorPid())
 	// A stop that would take an hour, and the kill that ends it.
@@ -281,7 +281,7 @@ func TestAnExecEndsWithItsCallItsAgentAndTheDaemon(t *testing.T) {
 	t.Parallel()
 	d := boot(t, newHome(t))
 	d.image("guide", guide)
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide"})
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Sandbox: "off"})
 	d.await("guide", "ready")
 
 	ctx, cancel := context.WithCancel(t.Context())

@@ -52,7 +52,7 @@ func TestALogIsRotatedAndFollowedWithoutALineLost(t *testing.T) {
 	d.image("guide", guide)
 	const lines = 20_000
 	text := fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); echo line $i of a flood that fills one file after the other; done; exit 3", lines)
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, text)})
+	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: script(t, text)})
 	stream := d.follow("guide")
 	for i := 1; i <= lines; i++ {
 		next(t, stream, fmt.Sprintf("line %d of a flood that fills one file after the other", i))
@@ -84,7 +84,7 @@ func TestOnlySoManyFilesOfALogAreKept(t *testing.T) {
 	writeHome(t, home, "config.yaml", "log-max-size: 64KiB\nlog-files: 2\n")
 	d := boot(t, home)
 	d.image("guide", guide)
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "while :; do echo again and again and again and again and again; done")})
+	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: script(t, "while :; do echo again and again and again and again and again; done")})
 	a := d.agent("guide")
 	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		a.logMu.RLock()
@@ -134,7 +134,7 @@ func TestAFollowerSeesRestartsAndTheNextDaemonEndsARotation(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = f.Close() })
 	}
-	first.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: path})
+	first.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: path})
 	stream := first.follow("guide")
 	say("first bye")
 	next(t, stream, "first bye")
@@ -180,7 +180,7 @@ func TestLogsSinceAndTail(t *testing.T) {
 	t.Parallel()
 	d := boot(t, newHome(t))
 	d.image("guide", guide)
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "echo one; echo two; exit 1")})
+	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: script(t, "echo one; echo two; exit 1")})
 	d.await("guide", "failed")
 	between := time.Now().UnixMilli() + 1
 	for time.Now().UnixMilli() < between {

@@ -180,7 +180,7 @@ func TestAnAgentThatFailsIsStartedAgainAsItsPolicySays(t *testing.T) {
 	} {
 		name := strings.NewReplacer(":", "-").Replace(c.policy)
 		path, starts := counting(t, c.text)
-		d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: name, RuntimePath: path, Restart: c.policy})
+		d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", Name: name, RuntimePath: path, Restart: c.policy})
 		s := d.settled(name)
 		if got := starts(); got != c.starts || int(s.GetAttempts()) != c.starts-1 {
 			t.Errorf("%s: %d starts and %d attempts; want %d starts", c.policy, got, s.GetAttempts(), c.starts)
@@ -221,7 +221,7 @@ func TestAStopCallsOffWhatIsDue(t *testing.T) {
 	d.image("guide", guide)
 	for _, policy := range []string{"always", "unless-stopped", "on-failure"} {
 		path, starts := counting(t, "exit 1")
-		d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: policy, RuntimePath: path, Restart: policy})
+		d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", Name: policy, RuntimePath: path, Restart: policy})
 		s := d.until(policy, func(s *daemonv1.AgentSummary) bool { return s.GetNextTryAtMs() > 0 })
 		if s.GetStatus() != "failed" || s.GetAttempts() != 1 {
 			t.Errorf("%s: %v", policy, s)
@@ -243,7 +243,7 @@ func TestTheNextDaemonStartsWhatThePolicySays(t *testing.T) {
 	first.image("guide", guide)
 	due, dueStarts := counting(t, "exit 1")
 	for name, req := range map[string]*daemonv1.CreateAgentRequest{
-		"due":             {RuntimePath: due, Restart: "on-failure"},
+		"due":             {Sandbox: "off", RuntimePath: due, Restart: "on-failure"},
 		"no":              {Restart: "no"},
 		"on-failure":      {Restart: "on-failure"},
 		"unless-stopped":  {Restart: "unless-stopped"},

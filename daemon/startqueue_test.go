@@ -69,7 +69,7 @@ func TestStartsBeyondTheNumberWaitInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	// This one starts for ever and holds the slot, which the running one does not.
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: "slow", RuntimePath: script(t, stubborn)})
+	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", Name: "slow", RuntimePath: script(t, stubborn)})
 	d.deaf("slow")
 	for _, name := range []string{"first", "second"} {
 		d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: name})

@@ -103,7 +103,7 @@ func TestNothingOfAnAgentSurvivesIt(t *testing.T) {
 		}},
 	} {
 		mark := fmt.Sprintf("9%d.%d%d", os.Getpid(), time.Now().UnixNano(), i)
-		d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: c.name, RuntimePath: brood(t, mark, c.text)})
+		d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", Name: c.name, RuntimePath: brood(t, mark, c.text)})
 		a := d.deaf(c.name)
 		if len(marked(t, mark)) == 0 {
 			t.Errorf("%s: there was nothing to survive", c.name)
@@ -173,7 +173,7 @@ func (s *soak) client(ctx context.Context, seed int) {
 		case "create":
 			req := &daemonv1.CreateAgentRequest{Image: []string{"guide", "later"}[rnd.IntN(2)], Name: name, Restart: policies[rnd.IntN(4)]}
 			if rnd.IntN(4) == 0 {
-				req.RuntimePath = s.runtime // never ready, with children
+				req.RuntimePath, req.Sandbox = s.runtime, "off" // never ready, with children
 			}
 			_, err = s.api.CreateAgent(ctx, req)
 		case "start":
