@@ -266,13 +266,18 @@ func (d *testDaemon) waiting(ctx context.Context, agent string) (daemonv1.Daemon
 		d.t.Fatalf("%v, %v", m, err)
 	}
 	var pids []int32
-	for _, p := range childrenOf(d.t, syscall.Getpid()) {
+	// A BIN runs under a monitor, which is the daemon's child.
+	all := childrenOf(d.t, syscall.Getpid())
+	for _, monitor := range all {
+		all = append(all, childrenOf(d.t, int(monitor.pid))...)
+	}
+	for _, p := range all {
 		if strings.Contains(p.command, "cat") && strings.Contains(p.command, "/proc/self/stat") && p.cwd == d.get(agent).GetRoot()+"/workspace" {
 			pids = append(pids, p.pid)
 		}
 	}
 	if len(pids) == 0 {
-		d.t.Fatal("the BIN is no child of the daemon's")
+		d.t.Fatal("the BIN is not below the daemon")
 	}
 	return stream, processes(d.t, pids...)
 }
@@ -307,7 +312,7 @@ func TestAnExecEndsWithItsCallItsAgentAndTheDaemon(t *testing.T) {
 		t.Error("the call outlived its agent")
 	}
 
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide"})
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Sandbox: "off"})
 	d.await("guide", "ready")
 	stream, bin = d.waiting(t.Context(), "guide")
 	if err := d.agent("guide").halt(t.Context()); err != nil {
