@@ -58,11 +58,11 @@ func (a *Agent) client(ctx context.Context) (agentv1.AgentRuntimeClient, context
 		if err != nil {
 			return nil, nil, fmt.Errorf("dial runtime at %s: %w", addr, err)
 		}
-		if conn = a.keepConn(fresh); conn != fresh {
+		if conn = a.keepConn(fresh, addr); conn != fresh {
 			_ = fresh.Close()
 		}
 		if conn == nil {
-			return nil, nil, fmt.Errorf("%w; start it", ErrNotRunning)
+			return nil, nil, fmt.Errorf("%w; it ends, or begins at another address", ErrNotRunning)
 		}
 	}
 	if token != "" {
@@ -72,11 +72,11 @@ func (a *Agent) client(ctx context.Context) (agentv1.AgentRuntimeClient, context
 }
 
 // keepConn keeps the first connection of those that concurrent callers dialled, and none for a run
-// that has ended meanwhile.
-func (a *Agent) keepConn(conn *grpc.ClientConn) *grpc.ClientConn {
+// that has ended, or got another address, meanwhile.
+func (a *Agent) keepConn(conn *grpc.ClientConn, addr string) *grpc.ClientConn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.conn == nil && !(a.monitored && a.run == nil) {
+	if a.conn == nil && a.addr == addr && !(a.monitored && a.run == nil) {
 		a.conn = conn
 	}
 	return a.conn

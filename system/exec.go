@@ -138,7 +138,7 @@ func (a *Agent) execSandboxed(
 	if err != nil {
 		return res, err
 	}
-	state := path.Join(stateDir, "exec-"+rand.Text())
+	state := path.Join(stateDir, execPrefix+rand.Text())
 	if err := a.home.MkdirAll(state, 0o700); err != nil {
 		return res, err
 	}
@@ -174,6 +174,26 @@ func (a *Agent) execSandboxed(
 	}
 	c.end()
 	return executor.ExecResult{ExitCode: exit.Code}, err
+}
+
+// execPrefix begins the names of the state folders of BINs that run.
+const execPrefix = "exec-"
+
+// sweepExecs removes the state folders of BINs that ran when an earlier process died, and they with
+// it.
+func (a *Agent) sweepExecs() error {
+	entries, err := a.home.ReadDir(stateDir)
+	if err != nil {
+		return fmt.Errorf("state folder: %w", err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), execPrefix) {
+			if err := removeAll(a.home, path.Join(stateDir, e.Name())); err != nil {
+				return fmt.Errorf("state folder: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // copies are the pipes between a BIN and streams of this process.

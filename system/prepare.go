@@ -477,6 +477,9 @@ func (a *Agent) restore() error {
 	} else if !info.IsDir() {
 		return fmt.Errorf("%w: the agent's tree %s is not a folder", ErrHandle, treeDir)
 	}
+	if err := a.sweepExecs(); err != nil {
+		return err
+	}
 	fs, err := a.home.Chroot(treeDir)
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)

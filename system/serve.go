@@ -241,6 +241,11 @@ func (a *Agent) reserve() error {
 			return err
 		}
 	}
+	if addr := ln.Addr().String(); addr != a.addr && a.conn != nil {
+		// A probe was faster, at the address of the last run.
+		_ = a.conn.Close()
+		a.conn = nil
+	}
 	a.listener, a.addr = ln, ln.Addr().String()
 	return nil
 }
