@@ -140,16 +140,16 @@ func metadataAttacks() []attack {
 	}
 	return []attack{
 		on("stat-private", "look up size and times of a private file", "read", func(string, *unix.Stat_t) error { return nil }, "told size and times of"),
-		on("chmod-private", "change the mode of a private file", "mode", func(path string, st *unix.Stat_t) error {
+		on("chmod-private", "change the mode of a private file", "write", func(path string, st *unix.Stat_t) error {
 			return unix.Chmod(path, st.Mode&0o7777)
 		}, "set the mode it had of"),
-		on("chown-private", "change the owner of a private file", "mode", func(path string, st *unix.Stat_t) error {
+		on("chown-private", "change the owner of a private file", "write", func(path string, st *unix.Stat_t) error {
 			return unix.Lchown(path, int(st.Uid), int(st.Gid))
 		}, "set the owner it had of"),
-		on("utimes-private", "change the times of a private file", "mode", func(path string, st *unix.Stat_t) error {
+		on("utimes-private", "change the times of a private file", "write", func(path string, st *unix.Stat_t) error {
 			return unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{st.Atim, st.Mtim}, 0)
 		}, "set the times it had of"),
-		on("xattr-private", "set an attribute of a private file", "mode", func(path string, _ *unix.Stat_t) error {
+		on("xattr-private", "set an attribute of a private file", "write", func(path string, _ *unix.Stat_t) error {
 			if err := unix.Setxattr(path, "user.otters-attack", []byte("x"), 0); err != nil {
 				return err
 			}
@@ -230,7 +230,7 @@ func stateAttacks() []attack {
 			return hardLink(t, real)
 		}),
 		below("write-store", "overwrite a program that all agents share", "P19", "file.store", "", "write", open),
-		below("chmod-store", "make a program that all agents share writable", "P19", "file.store", "", "mode", func(_ targets, path string) result {
+		below("chmod-store", "make a program that all agents share writable", "P19", "file.store", "", "write", func(_ targets, path string) result {
 			var st unix.Stat_t
 			if err := unix.Stat(path, &st); err != nil {
 				return denied("%v", err)

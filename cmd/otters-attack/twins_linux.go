@@ -28,7 +28,6 @@ var twins = map[string]func(targets) error{
 	"devices": twinDevices,
 	"memory":  twinMemory,
 	"id":      twinID,
-	"mode":    twinMode,
 }
 
 func own() string {
@@ -162,13 +161,4 @@ func twinID(targets) error {
 		return errors.New("no process id, user id or time")
 	}
 	return nil
-}
-
-func twinMode(t targets) error {
-	path := filepath.Join(t.workspace(), t.marker()+"-m")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		return err
-	}
-	now := time.Now()
-	return errors.Join(os.Chmod(path, 0o640), os.Chtimes(path, now, now), os.Remove(path))
 }
