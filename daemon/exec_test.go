@@ -28,8 +28,9 @@ func (d *testDaemon) deaf(agent string) *daemonv1.Agent {
 	d.t.Helper()
 	d.await(agent, "starting")
 	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if lines := d.logs(agent); len(lines) > 0 {
-			return d.get(agent)
+		// The runtime may speak before the monitor's report of its start is here.
+		if lines, a := d.logs(agent), d.get(agent); len(lines) > 0 && a.GetPid() > 0 {
+			return a
 		}
 	}
 	d.t.Fatalf("agent %s says nothing", agent)
@@ -120,7 +121,11 @@ func TestAKillWaitsForNothingAndOtherSignalsAreTheRuntimes(t *testing.T) {
 			t.Errorf("signal %q: %v", bad, err)
 		}
 	}
-	if _, err := d.api.KillAgent(t.Context(), &daemonv1.KillAgentRequest{Agent: "hears", Signal: "abrt"}); err != nil {
+	_, err = d.api.KillAgent(t.Context(), &daemonv1.KillAgentRequest{Agent: "hears", Signal: "abrt"})
+	for end := time.Now().Add(20 * time.Second); status.Code(err) == codes.FailedPrecondition && time.Now().Before(end); {
+		_, err = d.api.KillAgent(t.Context(), &daemonv1.KillAgentRequest{Agent: "hears", Signal: "abrt"})
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	s := d.until("hears", func(s *daemonv1.AgentSummary) bool { return s.GetNextTryAtMs() > 0 })

@@ -328,7 +328,11 @@ func (e ending) gone(t *testing.T) {
 	t.Helper()
 	for _, f := range e {
 		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
-		if n, err := unix.Poll(fds, 10_000); err != nil || n != 1 {
+		n, err := unix.Poll(fds, 10_000)
+		for errors.Is(err, unix.EINTR) {
+			n, err = unix.Poll(fds, 10_000)
+		}
+		if err != nil || n != 1 {
 			t.Errorf("%s still runs (%v)", f.Name(), err)
 		}
 	}
