@@ -87,24 +87,13 @@ func (s *supervisor) create(ctx context.Context, req *daemonv1.CreateAgentReques
 	return a, nil
 }
 
-// record writes the row and then makes the agent's folder; a failure takes both back.
+// record writes the row and makes the agent's folder, side by side since each waits for the disk; a
+// failure takes both back. What a crash leaves of the two is put right at the next load: a row
+// without a folder is told as such, and a folder that no row names and nothing ran in is removed.
 func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Reference, req *daemonv1.CreateAgentRequest, over []spec.Override) error {
 	hash, err := a.door.grantAhead()
 	if err != nil {
 		return err
-	}
-	undo := func(err error) error {
-		s.gateway.Revoke(a.id)
-		if del := s.db.deleteAgent(context.WithoutCancel(ctx), a.id); del != nil {
-			return errors.Join(err, del)
-		}
-		return err
-	}
-	if err := s.db.insertAgent(ctx, record{
-		id: a.id, name: a.name, image: a.image, digest: a.digest, model: a.model, created: a.created,
-		wantRunning: true, state: state{status: executor.StatusPulling}, tokenHash: hash, policy: a.policy,
-	}); err != nil {
-		return undo(err)
 	}
 	opts := a.options()
 	if level := req.GetSandbox(); level != "" {
@@ -123,19 +112,36 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 	if req.StopTimeoutMs != nil {
 		opts = append(opts, system.WithStopGrace(time.Duration(req.GetStopTimeoutMs())*time.Millisecond))
 	}
-	unit, err := s.provider.CreateWithOptions(ctx, a.id, ref, opts, over...)
-	if err != nil {
-		// The error names an id that nobody will ever see again.
-		if cause := errors.Unwrap(err); cause != nil {
-			err = fmt.Errorf("create agent %s: %w", a.name, cause)
+	inserted := make(chan error, 1)
+	s.work.Go(func() {
+		inserted <- s.db.insertAgent(ctx, record{
+			id: a.id, name: a.name, image: a.image, digest: a.digest, model: a.model, created: a.created,
+			wantRunning: true, state: state{status: executor.StatusPulling}, tokenHash: hash, policy: a.policy,
+		})
+	})
+	unit, made := s.provider.CreateWithOptions(ctx, a.id, ref, opts, over...)
+	if made != nil {
+		// It names an id that nobody will ever see again.
+		if cause := errors.Unwrap(made); cause != nil {
+			made = fmt.Errorf("create agent %s: %w", a.name, cause)
 		}
-		if errors.Is(err, system.ErrConfig) {
-			err = &failure{code: codes.InvalidArgument, err: err}
+		if errors.Is(made, system.ErrConfig) {
+			made = &failure{code: codes.InvalidArgument, err: made}
 		}
-		return undo(err)
 	}
-	a.adopt(unit)
-	return nil
+	stored := <-inserted
+	if made == nil && stored == nil {
+		a.adopt(unit)
+		return nil
+	}
+	s.gateway.Revoke(a.id)
+	// A client that goes away does not leave half an agent, nor a row that was written after all.
+	undo := context.WithoutCancel(ctx)
+	err = errors.Join(made, stored, s.db.deleteAgent(undo, a.id))
+	if made == nil {
+		return errors.Join(err, unit.Remove(undo))
+	}
+	return err
 }
 
 // parseImage reads a reference; without tag and digest it is :latest.

@@ -133,7 +133,14 @@ func (s *supervisor) load(ctx context.Context) error {
 	byID := make(map[uuid.UUID]executor.Agent, len(units))
 	for _, u := range units {
 		byID[u.UUID()] = u
-		if known[u.UUID()] == nil {
+		switch {
+		case known[u.UUID()] != nil:
+		case u.Runtime() == nil:
+			// Its creation was cut short and never acknowledged.
+			if err := u.Remove(ctx); err != nil {
+				s.logger.Error("folder of an agent that was never created not removed", "agent", u.UUID(), "error", err)
+			}
+		default:
 			s.logger.Warn("folder of an agent that the database does not have; left as it is", "folder", s.home.path("agents", u.UUID().String()))
 		}
 	}

@@ -26,6 +26,9 @@ const (
 	// undoTime is how long a monitor whose start was cancelled may take to undo it before it is
 	// killed.
 	undoTime = 2 * time.Second
+	// refillPause lets the program that was just started have the machine to itself: a monitor with
+	// namespaces of its own costs the kernel more than the program's own start.
+	refillPause = 50 * time.Millisecond
 )
 
 var errClosed = errors.New("launcher is closed")
@@ -72,6 +75,8 @@ func kindOf(level Level) kind {
 type pool struct {
 	filling bool
 	warm    []*child
+	// timer runs while the next refill waits for its time.
+	timer *time.Timer
 }
 
 // child is a monitor that this process has started.
@@ -158,6 +163,28 @@ func (l *Launcher) refill(k kind) {
 			l.mu.Unlock()
 		}
 	}()
+}
+
+// refillSoon starts monitors ahead after refillPause, which begins anew with each call. l.mu is
+// held.
+func (l *Launcher) refillSoon(k kind) {
+	p := &l.kinds[k]
+	if l.closed {
+		return
+	}
+	if p.timer == nil || p.timer.Stop() {
+		if p.timer == nil {
+			l.wg.Add(1)
+		}
+	} else {
+		l.wg.Add(1) // the earlier one runs, or has run
+	}
+	p.timer = time.AfterFunc(refillPause, func() {
+		defer l.wg.Done()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.refill(k)
+	})
 }
 
 // spawn starts a monitor that waits for its request.
@@ -291,7 +318,7 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
 	}
 	m, fds, err := c.started(ctx)
 	l.mu.Lock()
-	l.refill(k)
+	l.refillSoon(k)
 	l.mu.Unlock()
 	if err == nil {
 		if err = enforced(wire.StatusOf(m)); err != nil {
@@ -388,6 +415,9 @@ func (l *Launcher) Close() error {
 	for i := range l.kinds {
 		warm = append(warm, l.kinds[i].warm...)
 		l.kinds[i].warm = nil
+		if t := l.kinds[i].timer; t != nil && t.Stop() {
+			l.wg.Done()
+		}
 	}
 	for _, c := range warm {
 		_ = c.conn.Close()

@@ -106,6 +106,10 @@ func (a *Agent) callError(call string, err error) error {
 // Probe calls Ready once and returns nil when the runtime answered true. A runtime that inherited
 // its listener answers as soon as it can; one that binds its address refuses until then.
 func (a *Agent) Probe(ctx context.Context) error {
+	// Before that the address and the token may still be those of an earlier run.
+	if err := a.awaitLaunched(ctx); err != nil {
+		return err
+	}
 	c, ctx, err := a.client(ctx)
 	if err != nil {
 		return fmt.Errorf("probe agent %s: %w", a.id, err)
@@ -117,11 +121,10 @@ func (a *Agent) Probe(ctx context.Context) error {
 	if !res.GetReady() {
 		return fmt.Errorf("probe agent %s: the runtime says that it is not ready", a.id)
 	}
-	return a.awaitLaunched(ctx)
+	return nil
 }
 
-// awaitLaunched waits until the process that answered is known here too: the runtime may be faster
-// than the monitor's report of its start.
+// awaitLaunched waits until the start of a run, where there is one, has come to its process.
 func (a *Agent) awaitLaunched(ctx context.Context) error {
 	a.mu.Lock()
 	r := a.run
