@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"time"
@@ -46,12 +49,15 @@ func benchPrompt(ctx context.Context, b *built, runs int) ([]row, error) {
 	}
 	defer conn.Close()
 	direct := agentv1.NewAgentRuntimeClient(conn)
-
-	short, err := comparePrompts(ctx, d, direct, agent, 20, max(runs*5, 200))
+	var short comparison
+	err = b.relayed(agent.Address, func(relay agentv1.AgentRuntimeClient) (err error) {
+		short, err = comparePrompts(ctx, d, direct, relay, agent, 20, max(runs*5, 200))
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	long, err := comparePrompts(ctx, d, direct, agent, 2000, max(runs/2, 20))
+	long, err := comparePrompts(ctx, d, direct, nil, agent, 2000, max(runs/2, 20))
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +68,9 @@ func benchPrompt(ctx context.Context, b *built, runs int) ([]row, error) {
 	perEvent := row{Name: "added per event at 2,000 events p50", Value: us(long.added()) / float64(long.events), Unit: "us"}
 	return append([]row{
 		short.direct.row("20 events, runtime dialled p50", .5),
+		short.relay.row("20 events, by a bare relay p50", .5),
 		short.daemon.row("20 events, by the daemon p50", .5),
+		row{Name: "added by a bare relay p50", Value: ms(short.relay.quantile(.5) - short.direct.quantile(.5)), Unit: "ms"},
 		row{Name: "added to 20 events p50", Value: ms(short.added()), Unit: "ms"}.under(0.25),
 		long.direct.row("2,000 events, runtime dialled p50", .5),
 		long.daemon.row("2,000 events, by the daemon p50", .5),
@@ -90,20 +98,30 @@ func burst(req modelserver.Request) modelserver.Answer {
 
 // comparison is one prompt sent both ways.
 type comparison struct {
-	direct, daemon samples
-	events         int
+	direct, relay, daemon samples
+	events                int
 }
 
 // added is the difference of the medians.
 func (c comparison) added() time.Duration { return c.daemon.quantile(.5) - c.direct.quantile(.5) }
 
-func comparePrompts(ctx context.Context, d *daemon, direct agentv1.AgentRuntimeClient, agent *daemonv1.Agent, count, runs int) (comparison, error) {
+// comparePrompts sends a prompt each way in turns; relay may be nil.
+func comparePrompts(ctx context.Context, d *daemon, direct, relay agentv1.AgentRuntimeClient, agent *daemonv1.Agent, count, runs int) (comparison, error) {
 	c := comparison{}
 	text := strconv.Itoa(count)
 	for i := range runs + 5 {
 		dt, n, err := promptDirect(ctx, direct, text)
 		if err != nil {
 			return c, fmt.Errorf("runtime: %w", err)
+		}
+		if relay != nil {
+			rt, _, err := promptDirect(ctx, relay, text)
+			if err != nil {
+				return c, fmt.Errorf("relay: %w", err)
+			}
+			if i >= 5 {
+				c.relay = append(c.relay, rt)
+			}
 		}
 		pt, m, err := promptDaemon(ctx, d, agent.Summary.Id, text)
 		if err != nil {
@@ -117,6 +135,36 @@ func comparePrompts(ctx context.Context, d *daemon, direct agentv1.AgentRuntimeC
 		}
 	}
 	return c, nil
+}
+
+// relayed starts a bare relay to the runtime at addr for as long as then runs. It is the least that a
+// process between client and runtime can cost.
+func (b *built) relayed(addr string, then func(agentv1.AgentRuntimeClient) error) error {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	f, err := ln.(*net.TCPListener).File()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	cmd := exec.Command(b.path("bare"), addr)
+	cmd.ExtraFiles = []*os.File{f}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	conn, err := grpc.NewClient("passthrough:///"+ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return then(agentv1.NewAgentRuntimeClient(conn))
 }
 
 // promptDirect sends a prompt in a new session to the runtime itself.
