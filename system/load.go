@@ -1,0 +1,143 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/otters-sh/otters/executor"
+)
+
+// Load returns the agents whose handles lie in the folder, with everything that Create was given;
+// functions and live values come from the provider's options. Agents that run are found by
+// Attach. An agent that can't be restored is left out and named in the error; the others are
+// returned all the same.
+func (p *Provider) Load(ctx context.Context) ([]executor.Agent, error) {
+	return p.LoadWithOptions(ctx, nil)
+}
+
+// LoadWithOptions is Load with options for each agent, applied after the defaults and before what
+// its handle holds. Ours.
+func (p *Provider) LoadWithOptions(_ context.Context, options AgentOptions) ([]executor.Agent, error) {
+	if err := p.setup(); err != nil {
+		return nil, fmt.Errorf("load agents: %w", err)
+	}
+	entries, err := p.root.ReadDir("")
+	if err != nil {
+		return nil, fmt.Errorf("load agents: %w", err)
+	}
+	var agents []executor.Agent
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), trashPrefix) {
+			if err := removeAll(p.root, e.Name()); err != nil {
+				errs = append(errs, fmt.Errorf("finish removal of %s: %w", e.Name(), err))
+			}
+			continue
+		}
+		id, err := uuid.Parse(e.Name())
+		if err != nil || id.String() != e.Name() {
+			continue
+		}
+		a, err := p.load(id, options)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("load agent %s: %w", id, err))
+		case a != nil:
+			agents = append(agents, a)
+		}
+	}
+	return agents, errors.Join(errs...)
+}
+
+// load restores one agent; nil where this Provider has it already.
+func (p *Provider) load(id uuid.UUID, options AgentOptions) (*Agent, error) {
+	p.mu.Lock()
+	_, have := p.agents[id]
+	p.mu.Unlock()
+	if have {
+		return nil, nil
+	}
+	home, err := p.agentHome(id)
+	if err != nil {
+		return nil, err
+	}
+	h, err := readHandle(home, id)
+	if err != nil {
+		return nil, err
+	}
+	restored, err := h.options(p.sealer)
+	if err != nil {
+		return nil, err
+	}
+	var opts []AgentOption
+	if options != nil {
+		opts = options(id)
+	}
+	// The overrides of the defaults were recorded with the agent's own.
+	forget := func(a *Agent) { a.overrides = nil }
+	a := p.newAgent(id, append(append([]AgentOption{WithReference(h.Ref)}, opts...), append([]AgentOption{forget}, restored...)...))
+	a.home, a.handle, a.uid, a.unseen = home, h, h.UID, true
+	if err := a.restore(); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, have := p.agents[id]; have {
+		return nil, nil
+	}
+	p.agents[id] = a
+	return a, nil
+}
+
+// Destroy removes the trees of all agents, those that Load would find and those that it could not
+// restore too. Agents that run are an error, and are left.
+func (p *Provider) Destroy(ctx context.Context) error {
+	// What can't be loaded is removed by its folder below.
+	_, _ = p.Load(ctx)
+	if err := p.setup(); err != nil {
+		return fmt.Errorf("destroy agents: %w", err)
+	}
+	p.mu.Lock()
+	agents := make([]*Agent, 0, len(p.agents))
+	for _, a := range p.agents {
+		agents = append(agents, a)
+	}
+	p.mu.Unlock()
+	var errs []error
+	for _, a := range agents {
+		errs = append(errs, a.Remove(ctx))
+	}
+	return errors.Join(append(errs, p.destroyRest(ctx))...)
+}
+
+// destroyRest removes the folders of agents that no Agent stands for, for want of a usable handle.
+func (p *Provider) destroyRest(ctx context.Context) error {
+	entries, err := p.root.ReadDir("")
+	if err != nil {
+		return fmt.Errorf("destroy agents: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		id, err := uuid.Parse(e.Name())
+		p.mu.Lock()
+		_, have := p.agents[id]
+		p.mu.Unlock()
+		if err != nil || have || id.String() != e.Name() {
+			continue
+		}
+		if p.disk {
+			err = noMonitor(ctx, hostPath(p.root, e.Name(), stateDir))
+		}
+		if err == nil {
+			err = removeAll(p.root, e.Name())
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("destroy agent %s: %w", id, err))
+		}
+	}
+	return errors.Join(errs...)
+}
