@@ -3,7 +3,6 @@ package executor
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"testing"
 )
@@ -45,45 +44,6 @@ func cut(s string) (string, string) {
 		}
 	}
 	return s, ""
-}
-
-func TestTrackerFollowsTheDiagramOnRandomSequences(t *testing.T) {
-	t.Parallel()
-	rng := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		var tr StatusTracker
-		refused := 0
-		tr.Refused = func(Status, Status) { refused++ }
-		want, wantReason, wantRefused := StatusPulling, FailureNone, 0
-		for range 20 {
-			to := Status(rng.IntN(10) - 1)
-			var got bool
-			if to == StatusFailed {
-				got = tr.SetFailure(FailureCrashed)
-			} else {
-				got = tr.Set(to)
-			}
-			ok := allows(want, to)
-			if got != ok {
-				t.Fatalf("%v to %v: allowed %v, want %v", want, to, got, ok)
-			}
-			switch {
-			case ok:
-				want, wantReason = to, FailureNone
-				if to == StatusFailed {
-					wantReason = FailureCrashed
-				}
-			case want != to:
-				wantRefused++
-			}
-			if s, r := tr.Snapshot(); s != want || r != wantReason {
-				t.Fatalf("tracker is %v %q, want %v %q", s, r, want, wantReason)
-			}
-		}
-		if refused != wantRefused {
-			t.Fatalf("%d refusals reported, want %d", refused, wantRefused)
-		}
-	}
 }
 
 func TestFailedNeedsAReasonAndKeepsTheFirst(t *testing.T) {
