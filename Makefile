@@ -18,7 +18,7 @@ STATICCHECK := go tool -modfile=internal/tools/go.mod staticcheck
 FUZZ_SHORT := 10000
 FUZZ_LONG := 2000000
 
-# How often the registry's crash test kills it: in soak-short, and in soak.
+# How often the crash tests of the registry and of handles kill: in soak-short, and in soak.
 CRASH_SHORT := 30
 CRASH_LONG := 600
 
@@ -59,12 +59,12 @@ generate-check: ## fail when the generated code differs from what the sources gi
 bench: ## run the benchmarks and print their aims
 	go run $(TAGS) ./internal/bench all
 
-soak-short: ## run every fuzz target for a moment, and kill the registry dozens of times
+soak-short: ## run every fuzz target for a moment, and kill writers dozens of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_SHORT)
 	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_SHORT)
 	@$(MAKE) --no-print-directory stress STRESS=$(STRESS_SHORT)
 
-soak: ## run every fuzz target for long, and kill the registry hundreds of times
+soak: ## run every fuzz target for long, and kill writers hundreds of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_LONG)
 	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_LONG)
 	@$(MAKE) --no-print-directory stress STRESS=$(STRESS_LONG)
@@ -77,9 +77,11 @@ fuzz:
 		go test $(TAGS) -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZ_RUNS)x "./$$dir" </dev/null || exit 1; \
 	done
 
-# The registry's process is killed at random instants; its store must come back whole.
+# A process that writes the registry, or an agent's handle, is killed at random instants; what it wrote
+# must come back whole.
 crash:
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -run TestR11KilledStore -v -timeout 1h ./registry
+	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestAKilledWriterLeavesAWholeHandle -v -timeout 1h ./system
 
 # Agents under many clients at once, while runtimes and monitors are killed.
 stress:

@@ -2,9 +2,11 @@ package system
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-git/go-billy/v5"
@@ -73,6 +75,21 @@ func (h *handle) write(fs billy.Filesystem, sync bool) error {
 		return fmt.Errorf("handle of agent %s: %w", h.ID, err)
 	}
 	return workspace.WriteFile(fs, handleFile, data, 0o600, sync)
+}
+
+// sweepHandles removes what a process left behind that died while it wrote a handle.
+func sweepHandles(fs billy.Filesystem) error {
+	entries, err := fs.ReadDir("")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "."+handleFile+"-") {
+			errs = append(errs, fs.Remove(e.Name()))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // readHandle reads the handle of agent id. Errors wrap ErrHandle.

@@ -69,6 +69,9 @@ func (p *Provider) load(id uuid.UUID, options AgentOptions) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := sweepHandles(home); err != nil {
+		return nil, err
+	}
 	restored, err := h.options(p.sealer)
 	if err != nil {
 		return nil, err

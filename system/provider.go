@@ -261,6 +261,11 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 	if err := a.handle.write(a.home, true); err != nil {
 		return nil, err
 	}
+	if s, ok := p.root.(interface{ SyncDir(name string) error }); ok {
+		if err := s.SyncDir(""); err != nil {
+			return nil, fmt.Errorf("agent folder: %w", err)
+		}
+	}
 	return a, nil
 }
 

@@ -104,12 +104,18 @@ var (
 //	exit N   writes a line to standard error and exits with N
 //	deaf     never answers Ready with true
 //	stubborn ignores SIGTERM
+//
+// "handles DIR" is no runtime but the process of TestAKilledWriterLeavesAWholeHandle.
 func runtimeMain(role string) int {
 	verb, arg, _ := strings.Cut(role, " ")
 	if verb == "exit" {
 		fmt.Fprintln(os.Stderr, "the runtime says why")
 		code, _ := strconv.Atoi(arg)
 		return code
+	}
+	if verb == "handles" {
+		fmt.Fprintln(os.Stderr, writeHandles(arg))
+		return 1
 	}
 	if verb == "stubborn" {
 		signal.Ignore(syscall.SIGTERM)

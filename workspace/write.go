@@ -10,7 +10,7 @@ import (
 
 // WriteFile writes a file whole or not at all: a new file beside it is renamed over name, so that a
 // process that has the old one open keeps the old one. With sync the content is on disk before the
-// rename, where the filesystem can do that.
+// rename and the rename when WriteFile returns, where the filesystem can do that.
 func WriteFile(fs billy.Filesystem, name string, data []byte, mode os.FileMode, sync bool) error {
 	dir, base := path.Split(name)
 	f, err := fs.TempFile(dir, "."+base+"-")
@@ -37,6 +37,20 @@ func WriteFile(fs billy.Filesystem, name string, data []byte, mode os.FileMode, 
 	if err != nil {
 		_ = fs.Remove(tmp)
 		return fmt.Errorf("write %s: %w", name, err)
+	}
+	if sync {
+		if err := syncDir(fs, dir); err != nil {
+			return fmt.Errorf("write %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// syncDir has what was made, renamed and removed in a folder survive a power loss, where the filesystem
+// can do that.
+func syncDir(fs billy.Filesystem, dir string) error {
+	if s, ok := fs.(interface{ SyncDir(name string) error }); ok {
+		return s.SyncDir(dir)
 	}
 	return nil
 }

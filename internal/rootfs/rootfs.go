@@ -140,6 +140,19 @@ func (f *FS) Remove(name string) error { return f.root.Remove(local(name)) }
 // error.
 func (f *FS) RemoveAll(name string) error { return f.root.RemoveAll(local(name)) }
 
+// SyncDir has what was made, renamed and removed in the folder name survive a power loss.
+func (f *FS) SyncDir(name string) error {
+	dir, err := f.root.Open(local(name))
+	if err != nil {
+		return err
+	}
+	err = dir.Sync()
+	if cerr := dir.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
 // Join joins with slashes.
 func (f *FS) Join(elem ...string) string { return path.Join(elem...) }
 

@@ -164,3 +164,19 @@ func TestFilesRoundTrip(t *testing.T) {
 		t.Fatalf("%v, %v", infos, err)
 	}
 }
+
+func TestAFolderIsSyncedOnlyInside(t *testing.T) {
+	t.Parallel()
+	fs, dir, outside := open(t)
+	if err := os.Symlink(outside, filepath.Join(dir, "out")); err != nil {
+		t.Fatal(err)
+	}
+	if err := fs.MkdirAll("in/side", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, ok := range map[string]bool{"": true, ".": true, "in/side": true, "out": false, "none": false} {
+		if err := fs.SyncDir(name); (err == nil) != ok {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
