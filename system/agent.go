@@ -47,8 +47,8 @@ type Agent struct {
 	mounts        []executor.Mount
 	capabilities  []executor.Capability
 	daemonURL     string
-	spawner       Spawner
-	dialer        Dialer
+	spawner       Spawner // nil is the monitor, or osSpawner without a Provider
+	dialer        Dialer  // nil is DialLoopback
 	stdout        io.Writer
 	stderr        io.Writer
 	gateway       func(net.Listener)
@@ -140,7 +140,7 @@ func NewAgent(id uuid.UUID, fs billy.Filesystem, opts ...AgentOption) *Agent {
 }
 
 func newAgent(id uuid.UUID) *Agent {
-	return &Agent{id: id, uid: -1, grace: stopGrace, dialer: DialerFunc(dialLoopback), prep: make(chan struct{}, 1)}
+	return &Agent{id: id, uid: -1, grace: stopGrace, prep: make(chan struct{}, 1)}
 }
 
 // UUID returns the agent's identifier, which never changes.
@@ -418,8 +418,10 @@ func emptyFolder(fs billy.Filesystem) error {
 	return errors.Join(errs...)
 }
 
-// reasonOf is the failure an error of a start means.
-func reasonOf(err error) executor.FailureReason {
+// FailureOf is the reason that an error of MaterializeContent or of a start stands for: that of ErrPull,
+// ErrConfig, ErrModel or ErrCrashed where it wraps one, and executor.FailureInit otherwise. Other executors
+// set their status by it. Ours.
+func FailureOf(err error) executor.FailureReason {
 	switch {
 	case errors.Is(err, ErrPull):
 		return executor.FailurePull

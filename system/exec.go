@@ -101,7 +101,7 @@ func (a *Agent) execEnv(bin string) (*executor.Runtime, []string, error) {
 	rt := a.runtime
 	var env []string
 	if rt != nil && a.disk {
-		env = append(a.toolEnv(), a.declaredEnv()...)
+		env = ToolEnv(rt, a.view().Root)
 	}
 	a.mu.Unlock()
 	switch {

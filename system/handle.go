@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -173,45 +172,55 @@ func (h *handle) openSecret(s *sealer, name string, sealed []byte) (string, erro
 	return string(plain), nil
 }
 
-// record applies overrides to an empty definition, which is how they are kept. What an override
-// takes away from a definition is not kept.
-func record(overrides []spec.Override) *spec.Agentfile {
-	if len(overrides) == 0 {
-		return nil
+// fillHandle records what the agent was created with; rec are its overrides, nil for none.
+func (a *Agent) fillHandle(rec *spec.Agentfile) {
+	h, s := a.handle, a.provider.sealer
+	h.Ref, h.Addr, h.ImageRef, h.LocalRuntime = a.ref, a.addr, a.imageRef, a.localRuntime
+	h.Mounts, h.Capabilities, h.DaemonURL = a.mounts, a.capabilities, a.daemonURL
+	if a.grace != stopGrace {
+		ms := a.grace.Milliseconds()
+		h.StopGraceMs = &ms
 	}
-	af := new(spec.Agentfile)
-	for _, o := range overrides {
-		o(af)
-	}
-	return af
-}
-
-// replay is the override that has the effect of those recorded.
-func replay(rec *spec.Agentfile) spec.Override {
-	return func(a *spec.Agentfile) {
-		over := rec.Clone()
-		// RUNTIME would drop the settings, and a setting or variable that is given a value keeps
-		// its description: these are replayed one by one.
-		over.Runtime, over.Configs, over.Envs = "", nil, nil
-		out := spec.Merge(a, over)
-		out.Syntax, out.From = a.Syntax, a.From
-		*a = *out
-		if rec.Runtime != "" {
-			spec.WithRuntime(rec.Runtime)(a)
-		}
-		for _, c := range rec.Configs {
-			replayConfig(a, c)
-		}
-		spec.WithExtraEnvs(rec.Envs...)(a)
+	h.Sandbox = a.level
+	h.SealedToken = h.sealSecret(s, "agent token", a.agentToken)
+	if rec != nil {
+		h.Overrides, h.OverrideMounts = rec.Clone(), rec.Mounts
+		h.sealEnvs(s, h.Overrides)
 	}
 }
 
-func replayConfig(a *spec.Agentfile, c spec.Config) {
-	known := slices.ContainsFunc(a.Configs, func(have spec.Config) bool { return have.Key == c.Key })
-	switch {
-	case !known:
-		a.Configs = append(a.Configs, c)
-	case c.Value != nil:
-		spec.WithConfig(c.Key, *c.Value)(a)
+// options restore what Create was given.
+func (h *handle) options(s *sealer) ([]AgentOption, error) {
+	token, err := h.openSecret(s, "agent token", h.SealedToken)
+	if err != nil {
+		return nil, err
+	}
+	opts := []AgentOption{WithAddr(h.Addr), WithImageRef(h.ImageRef), WithMounts(h.Mounts), WithCapabilities(h.Capabilities), WithDaemonURL(h.DaemonURL), WithAgentToken(token)}
+	if h.Sandbox != "" {
+		opts = append(opts, WithLevel(h.Sandbox))
+	}
+	if h.StopGraceMs != nil {
+		opts = append(opts, WithStopGrace(time.Duration(*h.StopGraceMs)*time.Millisecond))
+	}
+	if h.LocalRuntime != "" {
+		opts = append(opts, WithAgentLocalRuntime(h.LocalRuntime))
+	}
+	if h.Overrides != nil {
+		rec := h.Overrides.Clone()
+		rec.Mounts = h.OverrideMounts
+		if err := h.openEnvs(s, rec); err != nil {
+			return nil, err
+		}
+		opts = append(opts, WithOverrides(spec.Replay(rec)))
+	}
+	return opts, nil
+}
+
+// hideEnvs empties the values that are sealed elsewhere in the handle.
+func (h *handle) hideEnvs(af *spec.Agentfile) {
+	for i := range af.Envs {
+		if _, ok := h.SealedEnvs[af.Envs[i].Key]; ok {
+			af.Envs[i].Value = ""
+		}
 	}
 }

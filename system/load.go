@@ -9,6 +9,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/spec"
+	"github.com/otters-sh/otters/workspace"
 )
 
 // Load returns the agents whose handles lie in the folder, with everything that Create was given;
@@ -143,4 +145,45 @@ func (p *Provider) destroyRest(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// restore makes a loaded agent what it was. Whether it runs is for Attach to find out.
+func (a *Agent) restore() error {
+	h := a.handle
+	if !h.Prepared {
+		return nil
+	}
+	if info, err := a.home.Lstat(treeDir); err != nil {
+		return fmt.Errorf("%w: the agent's tree is not there: %w", ErrHandle, err)
+	} else if !info.IsDir() {
+		return fmt.Errorf("%w: the agent's tree %s is not a folder", ErrHandle, treeDir)
+	}
+	if err := a.sweepExecs(); err != nil {
+		return err
+	}
+	fs, err := a.home.Chroot(treeDir)
+	if err != nil {
+		return fmt.Errorf("tree: %w", err)
+	}
+	config, err := workspace.ReadConfig(strings.NewReader(h.AgentYAML))
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrHandle, err)
+	}
+	if h.Source == nil {
+		return fmt.Errorf("%w: it has no source", ErrHandle)
+	}
+	source := h.Source.Clone()
+	// An Agentfile's JSON form has no syntax; a definition of another one was never prepared.
+	source.Syntax = spec.DefaultSyntax
+	if err := h.openEnvs(a.provider.sealer, source); err != nil {
+		return err
+	}
+	source.Mounts = append(append([]spec.Mount(nil), h.OverrideMounts...), h.Mounts...)
+	token, err := h.openSecret(a.provider.sealer, "serve token", h.SealedServeToken)
+	if err != nil {
+		return err
+	}
+	a.fs, a.inherit, a.serveToken = fs, h.Inherit, token
+	a.runtime = &executor.Runtime{ID: a.id, Source: source, Config: config}
+	return a.restoreStatus()
 }

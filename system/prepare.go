@@ -8,14 +8,11 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
-	"time"
 
 	"github.com/go-git/go-billy/v5"
 	"github.com/go-git/go-billy/v5/util"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/otters-sh/otters/executor"
 	"github.com/otters-sh/otters/spec"
 	"github.com/otters-sh/otters/workspace"
 )
@@ -51,7 +48,7 @@ func (a *Agent) Prepare(ctx context.Context) error {
 		a.mu.Lock()
 		a.prepErr = err
 		a.mu.Unlock()
-		a.tracker.SetFailure(reasonOf(err))
+		a.tracker.SetFailure(FailureOf(err))
 	}
 	return err
 }
@@ -404,105 +401,4 @@ func (a *Agent) refresh(ctx context.Context) error {
 	view := a.view()
 	doc := workspace.WorkspaceDocument(view, a.confinementDoc())
 	return workspace.WriteFile(a.fs, workspace.ContextFile(workspace.WorkspaceDoc), doc, 0o644, false)
-}
-
-// checkOverrides applies the overrides to a definition that is otherwise right.
-func checkOverrides(overrides []spec.Override) error {
-	_, err := (&spec.Agentfile{Syntax: spec.DefaultSyntax, From: "scratch"}).Apply(overrides...)
-	return err
-}
-
-// fillHandle records what the agent was created with.
-func (a *Agent) fillHandle() error {
-	h, s := a.handle, a.provider.sealer
-	h.Ref, h.Addr, h.ImageRef, h.LocalRuntime = a.ref, a.addr, a.imageRef, a.localRuntime
-	h.Mounts, h.Capabilities, h.DaemonURL = a.mounts, a.capabilities, a.daemonURL
-	if a.grace != stopGrace {
-		ms := a.grace.Milliseconds()
-		h.StopGraceMs = &ms
-	}
-	h.Sandbox = a.level
-	h.SealedToken = h.sealSecret(s, "agent token", a.agentToken)
-	if rec := record(a.overrides); rec != nil {
-		h.Overrides, h.OverrideMounts = rec.Clone(), rec.Mounts
-		h.sealEnvs(s, h.Overrides)
-	}
-	return nil
-}
-
-// options restore what Create was given.
-func (h *handle) options(s *sealer) ([]AgentOption, error) {
-	token, err := h.openSecret(s, "agent token", h.SealedToken)
-	if err != nil {
-		return nil, err
-	}
-	opts := []AgentOption{WithAddr(h.Addr), WithImageRef(h.ImageRef), WithMounts(h.Mounts), WithCapabilities(h.Capabilities), WithDaemonURL(h.DaemonURL), WithAgentToken(token)}
-	if h.Sandbox != "" {
-		opts = append(opts, WithLevel(h.Sandbox))
-	}
-	if h.StopGraceMs != nil {
-		opts = append(opts, WithStopGrace(time.Duration(*h.StopGraceMs)*time.Millisecond))
-	}
-	if h.LocalRuntime != "" {
-		opts = append(opts, WithAgentLocalRuntime(h.LocalRuntime))
-	}
-	if h.Overrides != nil {
-		rec := h.Overrides.Clone()
-		rec.Mounts = h.OverrideMounts
-		if err := h.openEnvs(s, rec); err != nil {
-			return nil, err
-		}
-		opts = append(opts, WithOverrides(replay(rec)))
-	}
-	return opts, nil
-}
-
-// hideEnvs empties the values that are sealed elsewhere in the handle.
-func (h *handle) hideEnvs(af *spec.Agentfile) {
-	for i := range af.Envs {
-		if _, ok := h.SealedEnvs[af.Envs[i].Key]; ok {
-			af.Envs[i].Value = ""
-		}
-	}
-}
-
-// restore makes a loaded agent what it was. Whether it runs is for Attach to find out.
-func (a *Agent) restore() error {
-	h := a.handle
-	if !h.Prepared {
-		return nil
-	}
-	if info, err := a.home.Lstat(treeDir); err != nil {
-		return fmt.Errorf("%w: the agent's tree is not there: %w", ErrHandle, err)
-	} else if !info.IsDir() {
-		return fmt.Errorf("%w: the agent's tree %s is not a folder", ErrHandle, treeDir)
-	}
-	if err := a.sweepExecs(); err != nil {
-		return err
-	}
-	fs, err := a.home.Chroot(treeDir)
-	if err != nil {
-		return fmt.Errorf("tree: %w", err)
-	}
-	config, err := workspace.ReadConfig(strings.NewReader(h.AgentYAML))
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrHandle, err)
-	}
-	if h.Source == nil {
-		return fmt.Errorf("%w: it has no source", ErrHandle)
-	}
-	source := h.Source.Clone()
-	// An Agentfile's JSON form has no syntax; a definition of another one was never prepared.
-	source.Syntax = spec.DefaultSyntax
-	if err := h.openEnvs(a.provider.sealer, source); err != nil {
-		return err
-	}
-	source.Mounts = append(append([]spec.Mount(nil), h.OverrideMounts...), h.Mounts...)
-	token, err := h.openSecret(a.provider.sealer, "serve token", h.SealedServeToken)
-	if err != nil {
-		return err
-	}
-	a.fs, a.inherit, a.serveToken = fs, h.Inherit, token
-	a.runtime = &executor.Runtime{ID: a.id, Source: source, Config: config}
-	return a.restoreStatus()
 }

@@ -45,30 +45,40 @@ func newPrograms(root billy.Filesystem, disk bool) (*programs, error) {
 	return &programs{fs: root}, nil
 }
 
+// errLeft tells that the caller whose pull others waited for went away.
+var errLeft = errors.New("the caller that pulled went away")
+
 // install returns the store's name for the program that pull writes. A program with a key, which
-// must stand for the same bytes for ever, is pulled once. Concurrent callers with one key share one
-// pull; the first one's context decides.
+// must stand for the same bytes for ever, is pulled once, and concurrent callers with one key share a
+// pull. When the one that pulls goes away the next one does.
 func (s *programs) install(ctx context.Context, key string, pull func(context.Context, io.Writer) error) (string, error) {
 	if key == "" {
 		return s.add(ctx, pull)
 	}
-	if name, ok := s.lookup(key); ok {
-		return name, nil
-	}
-	v, err, _ := s.flight.Do(key, func() (any, error) {
+	for {
 		if name, ok := s.lookup(key); ok {
 			return name, nil
 		}
-		name, err := s.add(ctx, pull)
-		if err != nil {
+		v, err, _ := s.flight.Do(key, func() (any, error) {
+			if name, ok := s.lookup(key); ok {
+				return name, nil
+			}
+			name, err := s.add(ctx, pull)
+			switch {
+			case err == nil:
+				return name, s.remember(key, name)
+			case ctx.Err() != nil:
+				return "", fmt.Errorf("%w: %w", errLeft, err)
+			}
+			return "", err
+		})
+		if err == nil {
+			return v.(string), nil
+		}
+		if ctx.Err() != nil || !errors.Is(err, errLeft) {
 			return "", err
 		}
-		return name, s.remember(key, name)
-	})
-	if err != nil {
-		return "", err
 	}
-	return v.(string), nil
 }
 
 // programKey names the program of the image with this digest; empty where there is no digest.

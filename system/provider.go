@@ -220,8 +220,12 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 		return nil, err
 	}
 	a := p.newAgent(id, append([]AgentOption{WithReference(ref), WithOverrides(overrides...)}, extra...))
-	if err := checkOverrides(a.overrides); err != nil {
+	rec, err := spec.Record(a.overrides...)
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if len(a.overrides) == 0 {
+		rec = nil
 	}
 	if err := p.checkLevel(a); err != nil {
 		return nil, err
@@ -255,9 +259,7 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 		return nil, err
 	}
 	a.handle = &handle{Version: handleVersion, ID: id, CreatedAt: time.Now().UTC(), UID: a.uid}
-	if err := a.fillHandle(); err != nil {
-		return nil, err
-	}
+	a.fillHandle(rec)
 	if err := a.handle.write(a.home, true); err != nil {
 		return nil, err
 	}

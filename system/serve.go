@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -53,7 +52,7 @@ func (a *Agent) serve(outer, ctx context.Context, r *activeRun) error {
 		a.tracker.SetUnless(executor.StatusStopped, executor.StatusFailed)
 		return outer.Err()
 	}
-	a.tracker.SetFailure(reasonOf(err))
+	a.tracker.SetFailure(FailureOf(err))
 	return err
 }
 
@@ -220,7 +219,7 @@ func (a *Agent) reserve() error {
 		return nil
 	}
 	own, ok := a.provider.allocator.(loopback)
-	if !a.monitored || !ok {
+	if !ok {
 		if a.addr != "" {
 			return nil
 		}
@@ -442,58 +441,13 @@ func (a *Agent) user() int {
 }
 
 // args are the runtime's arguments; the caller holds mu.
-func (a *Agent) args() []string {
-	args := a.runtime.Source.Exec
-	if len(args) == 0 {
-		args = []string{"serve"}
-	}
-	return append(append([]string(nil), args...),
-		"--root", a.view().Root, "--model", a.runtime.Source.Model, "--addr", a.addr)
-}
+func (a *Agent) args() []string { return RuntimeArgs(a.runtime, a.view().Root, a.addr) }
 
-// env is the runtime's whole environment; the caller holds mu. Where a name is there twice the
-// definition's ENV comes last and wins.
+// env is the runtime's whole environment but for its descriptors; the caller holds mu.
 func (a *Agent) env() []string {
-	env := a.toolEnv()
+	var daemon []string
 	if a.daemonURL != "" && a.agentToken != "" {
-		env = append(env, "OTTERSD_URL="+a.daemonURL, "OTTERS_AGENT_TOKEN="+a.agentToken)
+		daemon = []string{"OTTERSD_URL=" + a.daemonURL, "OTTERS_AGENT_TOKEN=" + a.agentToken}
 	}
-	if p := a.creds.ref.EnvPrefix(); p != "" {
-		if a.creds.apiKey != "" {
-			env = append(env, p+"_API_KEY="+a.creds.apiKey)
-		}
-		if a.creds.apiURL != "" {
-			env = append(env, p+"_API_BASE="+a.creds.apiURL)
-		}
-	}
-	for _, c := range a.runtime.Source.Configs {
-		if c.Value != nil {
-			env = append(env, "RUNTIME_"+strings.ToUpper(strings.ReplaceAll(c.Key, "-", "_"))+"="+*c.Value)
-		}
-	}
-	return append(env, a.declaredEnv()...)
-}
-
-// toolEnv is the part of the environment that has no key and no token in it.
-func (a *Agent) toolEnv() []string {
-	root := a.view().Root
-	home := filepath.Join(root, workspace.HomeDir)
-	return []string{
-		"PATH=" + filepath.Join(root, workspace.BinDir),
-		"HOME=" + home,
-		"XDG_CONFIG_HOME=" + filepath.Join(home, ".config"),
-		"XDG_CACHE_HOME=" + filepath.Join(home, ".cache"),
-		"XDG_DATA_HOME=" + filepath.Join(home, ".local", "share"),
-		"TMPDIR=" + filepath.Join(root, workspace.TmpDir),
-		"LANG=C.UTF-8",
-		"OTTERS_AGENT_ROOT=" + root,
-	}
-}
-
-func (a *Agent) declaredEnv() []string {
-	var env []string
-	for _, e := range a.runtime.Source.Envs {
-		env = append(env, e.Key+"="+e.Value)
-	}
-	return env
+	return RuntimeEnv(a.runtime, a.view().Root, a.creds.apiURL, a.creds.apiKey, daemon...)
 }

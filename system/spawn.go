@@ -3,6 +3,7 @@ package system
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +21,7 @@ import (
 	"github.com/otters-sh/otters/workspace"
 )
 
-// spawned is a runtime started by the caller's own Spawner.
+// spawned is a runtime started by a Spawner.
 type spawned struct {
 	cmd  Cmd
 	done chan struct{}
@@ -29,10 +30,14 @@ type spawned struct {
 
 var _ process = (*spawned)(nil)
 
-// launchSpawned starts the runtime by the caller's Spawner, without a monitor.
+// launchSpawned starts the runtime by a Spawner, without a monitor.
 func (a *Agent) launchSpawned() (process, error) {
-	if a.spawner == nil {
-		return nil, errors.New("start runtime: this workspace is not on disk, so there is no monitor; give a Spawner")
+	spawner := a.spawner
+	if spawner == nil && a.disk {
+		spawner = osSpawner{}
+	}
+	if spawner == nil {
+		return nil, errors.New("start runtime: the workspace is not on disk, where nothing can be started from it; give a Spawner")
 	}
 	tail := &tailWriter{}
 	closers, stdout, stderr, err := a.spawnOutputs(tail)
@@ -40,10 +45,19 @@ func (a *Agent) launchSpawned() (process, error) {
 		return nil, err
 	}
 	a.mu.Lock()
-	cmd := a.spawner.Command(hostPath(a.fs, RuntimeBin), a.args()...)
-	cmd.SetEnv(a.env())
-	cmd.SetDir(hostPath(a.fs, workspace.WorkDir))
+	cmd := spawner.Command(hostPath(a.fs, RuntimeBin), a.args()...)
+	env := a.env()
+	dir := hostPath(a.fs, workspace.WorkDir)
 	a.mu.Unlock()
+	var files openFiles
+	defer files.close()
+	passed, err := a.passFiles(cmd, &files)
+	if err != nil {
+		closers.close()
+		return nil, fmt.Errorf("start runtime: %w", err)
+	}
+	cmd.SetEnv(append(passed, env...))
+	cmd.SetDir(dir)
 	cmd.SetStdout(stdout)
 	cmd.SetStderr(stderr)
 	if err := cmd.Start(); err != nil {
@@ -57,6 +71,33 @@ func (a *Agent) launchSpawned() (process, error) {
 		closers.close()
 	}()
 	return s, nil
+}
+
+// passFiles hands the listener and a serve token to a Cmd that takes files, for a runtime that takes
+// them, and returns the variables that tell of them. Any other runtime binds the address itself, which
+// is freed for it.
+func (a *Agent) passFiles(cmd Cmd, files *openFiles) ([]string, error) {
+	a.mu.Lock()
+	inherit, ln := a.inherit, a.listener
+	a.mu.Unlock()
+	taker, ok := cmd.(interface{ SetFiles(files []*os.File) })
+	if !ok || !inherit || ln == nil {
+		a.setServeToken("")
+		a.dropListener()
+		return nil, nil
+	}
+	f, err := files.add(listenerFile(ln))
+	if err != nil {
+		return nil, err
+	}
+	token := rand.Text()
+	tf, err := files.add(secretFile(token))
+	if err != nil {
+		return nil, fmt.Errorf("serve token: %w", err)
+	}
+	a.setServeToken(token)
+	taker.SetFiles([]*os.File{f, tf})
+	return []string{"LISTEN_FDS=2", "LISTEN_FDNAMES=" + runtimeFile + ":" + serveTokenFile}, nil
 }
 
 // exitOf reads what Cmd.Wait answered: nil is exit code 0, and an error that knows a code, as

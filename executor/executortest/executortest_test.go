@@ -15,7 +15,7 @@ func TestTheDocumentedExecutorKeepsTheContract(t *testing.T) {
 		New: func(_ *testing.T, w *executortest.World) executor.Provider {
 			return &Tiny{
 				Dir: w.Dir, Store: w.StoreFor, Pull: w.Pull, Labels: w.Labels, Resolve: w.ResolveModel,
-				DaemonEnv: []string{"OTTERSD_URL=" + w.DaemonURL, "OTTERS_AGENT_TOKEN=" + w.AgentToken},
+				Env: []string{"OTTERSD_URL=" + w.DaemonURL, "OTTERS_AGENT_TOKEN=" + w.AgentToken},
 			}
 		},
 	})
