@@ -141,6 +141,8 @@ func socketAttacks() []attack {
 				return denied("socket: %v", err)
 			}
 			_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &answerTime)
+			// Without it nobody tells a socket that is not connected that nobody listens.
+			_ = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVERR, 1)
 			if err := unix.Sendto(fd, []byte("otters?"), 0, sa); err != nil {
 				_ = unix.Close(fd)
 				return denied("send: %v", err)
