@@ -35,7 +35,13 @@ type Options struct {
 	// Setuid is the path of a set-user-id copy of Attack that belongs to root; empty makes one
 	// where this process is root, and skips that attack elsewhere.
 	Setuid string
+	// Bare runs the program a third time, without a sandbox: what succeeds there is what the host
+	// gives to any process of the agent's user.
+	Bare bool
 }
+
+// Bare is the role of a plain process of the agent's user, without a sandbox.
+const Bare = "bare"
 
 // Report is what came of one attack.
 type Report struct {
@@ -49,7 +55,7 @@ type Report struct {
 	Twin         string `json:"twin"`
 	TwinEvidence string `json:"twin_evidence,omitempty"`
 	// Role is "runtime" where the program stood in for an agent's runtime, "tool" where it ran as
-	// one of its tools.
+	// one of its tools, or Bare.
 	Role string `json:"role"`
 }
 

@@ -37,7 +37,7 @@ const (
 )
 
 // Run makes the victims, runs every attack as the runtime and as a tool of an agent at the level,
-// and reports in the order of the program, the runtime's reports first. It takes a few seconds. The
+// and reports in the order of the program, the runtime's reports first, then the tool's. It takes a few seconds. The
 // agents belong to this process's user, as a daemon's would; under root to users of their own.
 func Run(ctx context.Context, opts Options) (reports []Report, err error) {
 	h := &host{opts: opts, secret: "otters-" + rand.Text(), targets: map[string]string{}}
@@ -48,10 +48,15 @@ func Run(ctx context.Context, opts Options) (reports []Report, err error) {
 	if err := h.startAgents(ctx); err != nil {
 		return nil, fmt.Errorf("attack: %w", err)
 	}
-	for _, role := range []struct {
+	type role struct {
 		name string
 		run  func(context.Context) ([]byte, error)
-	}{{roleRuntime, h.asRuntime}, {roleTool, h.asTool}} {
+	}
+	roles := []role{{roleRuntime, h.asRuntime}, {roleTool, h.asTool}}
+	if opts.Bare {
+		roles = append(roles, role{Bare, h.asBare})
+	}
+	for _, role := range roles {
 		out, err := role.run(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("attack: as %s: %w", role.name, err)

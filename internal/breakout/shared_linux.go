@@ -71,7 +71,8 @@ const endTime = 10 * time.Second
 
 // judge finds out what became of the processes that were left behind, and ends them.
 func (h *host) judge(reports []Report, role string) {
-	for end := time.Now().Add(endTime); len(h.survivors(role)) > 0 && time.Now().Before(end); {
+	// Nobody ends what a plain process leaves behind.
+	for end := time.Now().Add(endTime); role != Bare && len(h.survivors(role)) > 0 && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	left := h.survivors(role)
