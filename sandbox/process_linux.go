@@ -289,18 +289,28 @@ func (p *Process) call(ctx context.Context, m wire.Message, fds ...int) (answer,
 	}
 	select {
 	case a := <-reply:
-		if a.msg.Get(wire.Error) != "" {
-			wire.CloseAll(a.fds)
-			return answer{}, refused(a.msg)
-		}
-		return a, nil
+		return a.taken()
 	case <-p.over:
+		select {
+		case a := <-reply: // it came before the end
+			return a.taken()
+		default:
+		}
 		p.forget(id, reply)
 		return answer{}, ErrNotRunning
 	case <-ctx.Done():
 		p.forget(id, reply)
 		return answer{}, fmt.Errorf("the monitor does not answer: %w", ctx.Err())
 	}
+}
+
+// taken is the answer, or the error that it tells.
+func (a answer) taken() (answer, error) {
+	if a.msg.Get(wire.Error) != "" {
+		wire.CloseAll(a.fds)
+		return answer{}, refused(a.msg)
+	}
+	return a, nil
 }
 
 // forget drops a call nobody waits for any more, and an answer that has come all the same.
@@ -321,44 +331,6 @@ func exitOf(m wire.Message) Exit {
 }
 
 func lost() Exit { return Exit{Code: -1, At: time.Now().UTC(), Lost: true} }
-
-// sweep kills what is left of the session of a program that has ended with its monitor.
-func sweep(session int, since uint64) {
-	for end := time.Now().Add(endTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		all, err := wire.Processes()
-		if err != nil {
-			return
-		}
-		left := false
-		for _, s := range all {
-			if s.Session == session && s.Start >= since {
-				left = true
-				wire.Kill(s)
-			}
-		}
-		if !left {
-			return
-		}
-	}
-}
-
-// killAll kills all below a monitor that does not run, and then the monitor.
-func killAll(root int, monitor *pidfd) {
-	for end := time.Now().Add(endTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		all, err := wire.Processes()
-		if err != nil {
-			break
-		}
-		below := wire.Descendants(all, root)
-		if len(below) == 0 || monitor.ended() {
-			break
-		}
-		for _, s := range below {
-			wire.Kill(s)
-		}
-	}
-	monitor.kill()
-}
 
 // alive tells whether the monitor of the record runs.
 func (r processRecord) alive() bool {

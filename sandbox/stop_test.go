@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -165,6 +166,31 @@ func TestSignalReachesTheProgram(t *testing.T) {
 	if err := p.Signal(deadline(t), syscall.SIGUSR1); !errors.Is(err, sandbox.ErrNotRunning) {
 		t.Errorf("after the end: %v", err)
 	}
+}
+
+// The monitor's answer and its own end come close together: what was sent must not be told as lost.
+func TestASignalThatEndsTheProgramIsAnswered(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: 2})
+	var all sync.WaitGroup
+	for range 20 {
+		spec := shell(t, "exec sleep 1000")
+		all.Go(func() {
+			p, err := l.Start(deadline(t), spec)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := p.Signal(deadline(t), syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+			if e := wait(t, p); e.Signal != "SIGKILL" || e.Asked {
+				t.Errorf("%+v", e)
+			}
+			_ = p.Close()
+		})
+	}
+	all.Wait()
 }
 
 func TestMonitorTakesSIGTERMForAStopAndSIGHUPForNothing(t *testing.T) {

@@ -13,10 +13,12 @@ import (
 // maxControllers bounds how many connections are served at once; more are closed at once.
 const maxControllers = 64
 
-// request is a controller's message on its way to the supervising goroutine.
+// request is a controller's message on its way to the supervising goroutine, which tells on sent
+// what came of its answer.
 type request struct {
-	msg   wire.Message
-	reply chan answer
+	msg  wire.Message
+	conn *wire.Conn
+	sent chan error
 }
 
 type answer struct {
@@ -103,22 +105,22 @@ func (m *monitor) serve(c *wire.Conn) {
 		m.mu.Unlock()
 		_ = c.Close()
 	}()
-	reply := make(chan answer)
+	sent := make(chan error)
 	for {
 		msg, fds, err := c.Recv()
 		if err != nil {
 			return
 		}
-		var a answer
 		if msg.Get(wire.Op) == wire.OpLog {
 			// Not in the supervising goroutine, which a log that takes nothing must not hold up.
-			a = m.switchLog(msg, fds)
+			a := m.switchLog(msg, fds)
+			err = c.Send(a.msg, a.fds...)
 		} else {
 			wire.CloseAll(fds)
-			m.requests <- request{msg, reply}
-			a = <-reply
+			m.requests <- request{msg, c, sent}
+			err = <-sent
 		}
-		if c.Send(a.msg, a.fds...) != nil {
+		if err != nil {
 			return
 		}
 	}
@@ -150,8 +152,9 @@ func (m *monitor) tell(e wire.Exit) {
 	}
 }
 
-// handle carries a request out. It runs in the supervising goroutine, where the program can't be
-// reaped meanwhile and its id can't become another's.
+// handle carries a request out and answers it. It runs in the supervising goroutine, where the
+// program can't be reaped meanwhile and its id can't become another's, and where an exit that the
+// request brings about comes after its answer.
 func (m *monitor) handle(r request) {
 	var a answer
 	a.msg.Add(wire.ID, r.msg.Get(wire.ID))
@@ -174,5 +177,5 @@ func (m *monitor) handle(r request) {
 		a = answer{msg: refusal(err)}
 		a.msg.Add(wire.ID, r.msg.Get(wire.ID))
 	}
-	r.reply <- a
+	r.sent <- r.conn.Send(a.msg, a.fds...)
 }
