@@ -36,6 +36,12 @@ func (c *Client) RemoveImages(ctx context.Context, names ...string) ([]string, e
 	return r.GetReferences(), err
 }
 
+// PruneImages removes images without a name that no agent needs, and tells what went.
+func (c *Client) PruneImages(ctx context.Context, req *daemonv1.PruneImagesRequest) (*daemonv1.PruneImagesResponse, error) {
+	r, err := c.images.PruneImages(ctx, req)
+	return call(ctx, c, r, err)
+}
+
 // SaveImages writes images as a tar archive of an OCI image layout. What was written may be used only
 // when the error is nil. An error of w comes back as it is.
 func (c *Client) SaveImages(ctx context.Context, w io.Writer, images ...string) error {

@@ -63,6 +63,7 @@ var access = map[string]principal{
 	daemonv1.ImageService_PushImage_FullMethodName:    operator,
 	daemonv1.ImageService_PullImage_FullMethodName:    operator,
 	daemonv1.ImageService_BuildBin_FullMethodName:     operator,
+	daemonv1.ImageService_PruneImages_FullMethodName:  operator,
 }
 
 // authorize decides whether p may call method.

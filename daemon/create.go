@@ -249,6 +249,10 @@ func (s *supervisor) loadImage(ctx context.Context, ref spec.Reference) (*agento
 	case err != nil:
 		return nil, &failure{code: codes.InvalidArgument, err: fmt.Errorf("image %s: %w", ref, err)}
 	}
+	// Asked for, it stays through the grace of a collection, until a record names it.
+	if _, err := s.images.store.Exists(ctx, img.Descriptor); err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
 	return img, nil
 }
 

@@ -44,10 +44,10 @@ var _ registryKeeper = (*service)(nil)
 func (s *registryService) GC(ctx context.Context, req *daemonv1.GCRequest) (*daemonv1.GCResponse, error) {
 	grace := registry.DefaultGrace
 	if req.GraceSeconds != nil {
-		if n := req.GetGraceSeconds(); n < 0 || n > int64(24*time.Hour/time.Second) {
-			return nil, fail(codes.InvalidArgument, "", "registry gc: grace of %d seconds is not from 0 to 86400", n)
+		var err error
+		if grace, err = parseGrace("registry gc", req.GetGraceSeconds()); err != nil {
+			return nil, err
 		}
-		grace = time.Duration(req.GetGraceSeconds()) * time.Second
 	}
 	return collectRegistry(ctx, s.images.store, s.home, s.db, grace)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,6 +35,11 @@ type CollectOptions struct {
 	// hours: a push lasts as long from its first blob, or question for one, to its manifest. With 0
 	// only what a call in flight holds is safe.
 	Grace time.Duration
+	// Untag are references, each "repository:tag", that are removed first. One that is not there is
+	// passed over.
+	Untag []string
+	// DryRun removes nothing, and tells what would be.
+	DryRun bool
 }
 
 // Collected tells what a collection removed.
@@ -44,6 +50,8 @@ type Collected struct {
 	Orphans int64
 	// Kept counts the contents that stay.
 	Kept int64
+	// Fresh counts those of them that stay for the grace alone, and FreshBytes what they hold.
+	Fresh, FreshBytes int64
 }
 
 // Collect removes what neither a tag nor a root leads to: through an index, a manifest, or from a
@@ -64,7 +72,7 @@ func (s *Store) Collect(ctx context.Context, opts CollectOptions) (Collected, er
 		return done, fmt.Errorf("collect: %w", ErrCollecting)
 	}
 	defer s.collecting.Unlock()
-	c := &collection{store: s, since: s.opts.Now().Add(-opts.Grace).Unix(), roots: make(map[digest.Digest]bool), done: &done}
+	c := &collection{store: s, opts: opts, since: s.opts.Now().Add(-opts.Grace).Unix(), roots: make(map[digest.Digest]bool), done: &done}
 	for _, d := range opts.Roots {
 		c.roots[d] = true
 	}
@@ -78,15 +86,24 @@ func (s *Store) Collect(ctx context.Context, opts CollectOptions) (Collected, er
 // checks anew, in the transaction that removes, that nothing has come to need the content.
 type collection struct {
 	store *Store
+	opts  CollectOptions
 	since int64 // content of this time or later is in its grace
 	roots map[digest.Digest]bool
 	done  *Collected
 }
 
 func (c *collection) run(ctx context.Context) error {
+	if err := c.untag(ctx); err != nil {
+		return err
+	}
 	dead, err := c.mark(ctx)
 	if err != nil {
 		return err
+	}
+	if c.opts.DryRun {
+		orphans, err := c.store.orphans(ctx)
+		c.done.Orphans = int64(len(orphans))
+		return errors.Join(err, c.count(ctx, c.done.Manifests+c.done.Blobs, c.done.Bytes))
 	}
 	order, err := c.order(ctx, dead)
 	if err != nil {
@@ -100,37 +117,101 @@ func (c *collection) run(ctx context.Context) error {
 	if err := c.removeOrphans(ctx); err != nil {
 		return err
 	}
-	return c.store.row(ctx, "SELECT count(*) FROM contents", nil, []any{&c.done.Kept})
+	return c.count(ctx, 0, 0)
 }
 
-// selectDead finds the contents that nothing leads to. ?1 is a JSON list of further roots, ?2 the
-// time from which on content is fresh, where ?3 bounds it: later content has a lease instead.
-const selectDead = `WITH RECURSIVE live(id) AS (
-	SELECT content FROM tags
+func (c *collection) untag(ctx context.Context) error {
+	for _, ref := range c.opts.Untag {
+		name, tag, _, err := splitReference(ref)
+		switch {
+		case err != nil:
+			return err
+		case tag == "":
+			return fmt.Errorf("reference %q: want repository:tag: %w", abbreviate(ref), errdef.ErrInvalidReference)
+		case c.opts.DryRun:
+			continue
+		}
+		if err := c.store.untag(ctx, name, tag); err != nil && !errors.Is(err, errdef.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// live finds the contents that something leads to. ?1 is a JSON list of further roots, ?2 the time
+// from which on content is fresh, where ?3 bounds it: later content has a lease instead. ?4 is a JSON
+// list of tags that count for nothing.
+const live = `WITH RECURSIVE live(id) AS (
+	SELECT t.content FROM tags t JOIN repositories r ON r.id = t.repository
+		WHERE r.name || ':' || t.name NOT IN (SELECT value FROM json_each(?4))
 	UNION SELECT id FROM contents WHERE created >= ?2 AND created <= ?3
 	UNION SELECT c.id FROM json_each(?1) j JOIN contents c ON c.digest = j.value
 	UNION SELECT c.id FROM live l JOIN edges e ON e.parent = l.id AND e.kind <> 2 JOIN contents c ON c.digest = e.child
 	UNION SELECT m.content FROM live l JOIN contents c ON c.id = l.id JOIN manifests m ON m.subject = c.digest
-) SELECT id FROM contents WHERE id NOT IN live`
+)`
 
-// mark lists the contents that may go.
-func (c *collection) mark(ctx context.Context) (map[int64]int, error) {
-	roots := c.store.leases.since(c.since)
+const (
+	selectDead = live + " SELECT c.id, c.size, EXISTS (SELECT 1 FROM manifests m WHERE m.content = c.id) FROM contents c WHERE c.id NOT IN live"
+	sumDead    = live + " SELECT count(*), coalesce(sum(size), 0) FROM contents WHERE id NOT IN live"
+)
+
+// lists are the arguments ?1 and ?4 of live.
+func (c *collection) lists(more []digest.Digest) (roots, untagged string, err error) {
 	for d := range c.roots {
-		roots = append(roots, d)
+		more = append(more, d)
 	}
-	list, err := json.Marshal(append([]digest.Digest{}, roots...))
+	list, err := json.Marshal(append([]digest.Digest{}, more...))
+	if err != nil {
+		return "", "", err
+	}
+	tags, err := json.Marshal(append([]string{}, c.opts.Untag...))
+	return string(list), string(tags), err
+}
+
+// mark lists the contents that may go; a dry run counts them as removed.
+func (c *collection) mark(ctx context.Context) (map[int64]int, error) {
+	roots, untagged, err := c.lists(c.store.leases.since(c.since))
 	if err != nil {
 		return nil, err
 	}
 	dead := make(map[int64]int)
-	err = c.store.rows(ctx, selectDead, []any{string(list), c.since, c.store.opened}, func(rows *sql.Rows) error {
-		var id int64
-		err := rows.Scan(&id)
+	err = c.store.rows(ctx, selectDead, []any{roots, c.since, c.store.opened, untagged}, func(rows *sql.Rows) error {
+		var id, size int64
+		var isManifest bool
+		err := rows.Scan(&id, &size, &isManifest)
 		dead[id] = 0
+		if c.opts.DryRun {
+			c.done.add(size, isManifest)
+		}
 		return err
 	})
 	return dead, err
+}
+
+func (d *Collected) add(size int64, isManifest bool) {
+	if isManifest {
+		d.Manifests++
+	} else {
+		d.Blobs++
+	}
+	d.Bytes += size
+}
+
+// count counts what stays, where contents and bytes of the store are to be removed yet.
+func (c *collection) count(ctx context.Context, contents, bytes int64) error {
+	roots, untagged, err := c.lists(nil)
+	if err != nil {
+		return err
+	}
+	// No content is of this time, so there is no grace.
+	const never = math.MaxInt64
+	if err := c.store.row(ctx, sumDead, []any{roots, int64(never), c.store.opened, untagged}, []any{&c.done.Fresh, &c.done.FreshBytes}); err != nil {
+		return err
+	}
+	c.done.Fresh, c.done.FreshBytes = max(0, c.done.Fresh-contents), max(0, c.done.FreshBytes-bytes)
+	err = c.store.row(ctx, "SELECT count(*) FROM contents", nil, []any{&c.done.Kept})
+	c.done.Kept = max(0, c.done.Kept-contents)
+	return err
 }
 
 // order puts what needs before what is needed: a manifest before its blobs, a subject before its
@@ -229,12 +310,7 @@ func (w *writer) collect(id int64, c *collection, done *Collected) (file string,
 	if errors.Is(err, errdef.ErrNotFound) || err != nil {
 		return "", err
 	}
-	if isManifest {
-		done.Manifests++
-	} else {
-		done.Blobs++
-	}
-	done.Bytes += size
+	done.add(size, isManifest)
 	return file, nil
 }
 

@@ -20,6 +20,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/content"
 
+	"oras.land/oras-go/v2/errdef"
+
 	"github.com/otters-sh/otters/registry"
 )
 
@@ -362,5 +364,35 @@ func TestCheckMayLeaveFilesUnread(t *testing.T) {
 	}
 	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
 		t.Error("the check removed a file")
+	}
+}
+
+// A dry run tells what a collection then removes, and removes no name either.
+func TestADryRunTellsWhatACollectionRemoves(t *testing.T) {
+	t.Parallel()
+	c := &clock{}
+	s := serve(t, openStore(t, t.TempDir(), registry.Options{Now: c.now}), registry.HandlerOptions{})
+	kept, gone := s.pushImage("app", "kept", bigBlob("kept")), s.pushImage("app", "gone", bigBlob("gone"))
+	c.forward(2 * time.Hour)
+	fresh := s.pushImage("app", "fresh", bigBlob("fresh"))
+	opts := registry.CollectOptions{Grace: time.Hour, Untag: []string{"app:gone", "app:fresh", "app:absent", "other:x"}, DryRun: true}
+	told := collect(t, s.store, opts)
+	for _, tag := range []string{"kept", "gone", "fresh"} {
+		s.want(s.do("GET", "/v2/app/manifests/"+tag, nil), 200, "")
+	}
+	opts.DryRun = false
+	done := collect(t, s.store, opts)
+	if told != done || done.Manifests != 1 || done.Blobs != 1 || done.Fresh != 2 || done.FreshBytes < int64(len(bigBlob("fresh"))) {
+		t.Errorf("told %+v, done %+v", told, done)
+	}
+	s.want(s.do("GET", "/v2/app/manifests/"+string(kept.Digest), nil), 200, "")
+	s.want(s.do("GET", "/v2/app/manifests/"+string(fresh.Digest), nil), 200, "")
+	s.want(s.do("GET", "/v2/app/manifests/fresh", nil), 404, "")
+	s.want(s.do("GET", "/v2/app/manifests/"+string(gone.Digest), nil), 404, "")
+	wantConsistent(t, s.store)
+	for _, ref := range []string{"app", "app@" + string(kept.Digest), "App:x"} {
+		if _, err := s.store.Collect(context.Background(), registry.CollectOptions{Untag: []string{ref}}); !errors.Is(err, errdef.ErrInvalidReference) {
+			t.Errorf("%s: %v", ref, err)
+		}
 	}
 }

@@ -29,7 +29,7 @@ func (a *app) imageCommand() *cobra.Command {
 	list.Use = "ls"
 	cmd.AddCommand(
 		list, a.imageInspectCommand("image"), a.imageHistoryCommand(), a.imageDiffCommand(),
-		a.imageTagCommand(), a.imageRmCommand("image"), a.imageSaveCommand(), a.imageLoadCommand(),
+		a.imageTagCommand(), a.imageRmCommand("image"), a.imagePruneCommand(), a.imageSaveCommand(), a.imageLoadCommand(),
 		a.imagePushCommand("image"), a.imagePullCommand("image"), a.lintCommand(), a.fmtCommand(),
 	)
 	return cmd

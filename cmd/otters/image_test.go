@@ -78,6 +78,7 @@ func TestImages(t *testing.T) {
 	if got := m.must("run", "-d", there); !strings.Contains(got.err, " exists ") {
 		t.Errorf("%+v", got)
 	}
+	m.terminal(t, host)
 	m.otherPrograms(t, file, host, digest)
 	m.bins(t, host)
 }

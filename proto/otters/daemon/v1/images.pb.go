@@ -1314,6 +1314,158 @@ func (x *BuildBinResponse) GetReferences() []string {
 	return nil
 }
 
+type PruneImagesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Removes the names too of images that no agent uses, but for the daemon's own: otters/runtime and
+	// otters/tools.
+	All bool `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"`
+	// Tells what would be removed, and removes nothing.
+	DryRun bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Content pushed, mounted or asked for by a pusher within this time stays, from 0 to 86400; absent
+	// is ten minutes.
+	GraceSeconds  *int64 `protobuf:"varint,3,opt,name=grace_seconds,json=graceSeconds,proto3,oneof" json:"grace_seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PruneImagesRequest) Reset() {
+	*x = PruneImagesRequest{}
+	mi := &file_otters_daemon_v1_images_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PruneImagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PruneImagesRequest) ProtoMessage() {}
+
+func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_images_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PruneImagesRequest.ProtoReflect.Descriptor instead.
+func (*PruneImagesRequest) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_images_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *PruneImagesRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *PruneImagesRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *PruneImagesRequest) GetGraceSeconds() int64 {
+	if x != nil && x.GraceSeconds != nil {
+		return *x.GraceSeconds
+	}
+	return 0
+}
+
+type PruneImagesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The names that were removed.
+	References []string `protobuf:"bytes,1,rep,name=references,proto3" json:"references,omitempty"`
+	// What was removed: manifests and other contents, and their bytes.
+	Manifests int64 `protobuf:"varint,2,opt,name=manifests,proto3" json:"manifests,omitempty"`
+	Blobs     int64 `protobuf:"varint,3,opt,name=blobs,proto3" json:"blobs,omitempty"`
+	Bytes     int64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// What stays for the grace alone.
+	Fresh         int64 `protobuf:"varint,5,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	FreshBytes    int64 `protobuf:"varint,6,opt,name=fresh_bytes,json=freshBytes,proto3" json:"fresh_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PruneImagesResponse) Reset() {
+	*x = PruneImagesResponse{}
+	mi := &file_otters_daemon_v1_images_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PruneImagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PruneImagesResponse) ProtoMessage() {}
+
+func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_images_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PruneImagesResponse.ProtoReflect.Descriptor instead.
+func (*PruneImagesResponse) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_images_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PruneImagesResponse) GetReferences() []string {
+	if x != nil {
+		return x.References
+	}
+	return nil
+}
+
+func (x *PruneImagesResponse) GetManifests() int64 {
+	if x != nil {
+		return x.Manifests
+	}
+	return 0
+}
+
+func (x *PruneImagesResponse) GetBlobs() int64 {
+	if x != nil {
+		return x.Blobs
+	}
+	return 0
+}
+
+func (x *PruneImagesResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PruneImagesResponse) GetFresh() int64 {
+	if x != nil {
+		return x.Fresh
+	}
+	return 0
+}
+
+func (x *PruneImagesResponse) GetFreshBytes() int64 {
+	if x != nil {
+		return x.FreshBytes
+	}
+	return 0
+}
+
 var File_otters_daemon_v1_images_proto protoreflect.FileDescriptor
 
 const file_otters_daemon_v1_images_proto_rawDesc = "" +
@@ -1415,7 +1567,22 @@ const file_otters_daemon_v1_images_proto_rawDesc = "" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1e\n" +
 	"\n" +
 	"references\x18\x02 \x03(\tR\n" +
-	"references2\xcf\x05\n" +
+	"references\"{\n" +
+	"\x12PruneImagesRequest\x12\x10\n" +
+	"\x03all\x18\x01 \x01(\bR\x03all\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12(\n" +
+	"\rgrace_seconds\x18\x03 \x01(\x03H\x00R\fgraceSeconds\x88\x01\x01B\x10\n" +
+	"\x0e_grace_seconds\"\xb6\x01\n" +
+	"\x13PruneImagesResponse\x12\x1e\n" +
+	"\n" +
+	"references\x18\x01 \x03(\tR\n" +
+	"references\x12\x1c\n" +
+	"\tmanifests\x18\x02 \x01(\x03R\tmanifests\x12\x14\n" +
+	"\x05blobs\x18\x03 \x01(\x03R\x05blobs\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x14\n" +
+	"\x05fresh\x18\x05 \x01(\x03R\x05fresh\x12\x1f\n" +
+	"\vfresh_bytes\x18\x06 \x01(\x03R\n" +
+	"freshBytes2\xab\x06\n" +
 	"\fImageService\x12]\n" +
 	"\fInspectImage\x12%.otters.daemon.v1.InspectImageRequest\x1a&.otters.daemon.v1.InspectImageResponse\x12Q\n" +
 	"\bTagImage\x12!.otters.daemon.v1.TagImageRequest\x1a\".otters.daemon.v1.TagImageResponse\x12Z\n" +
@@ -1424,7 +1591,8 @@ const file_otters_daemon_v1_images_proto_rawDesc = "" +
 	"\tLoadImage\x12\".otters.daemon.v1.LoadImageRequest\x1a#.otters.daemon.v1.LoadImageResponse(\x01\x12U\n" +
 	"\tPushImage\x12\".otters.daemon.v1.PushImageRequest\x1a\".otters.daemon.v1.TransferResponse0\x01\x12U\n" +
 	"\tPullImage\x12\".otters.daemon.v1.PullImageRequest\x1a\".otters.daemon.v1.TransferResponse0\x01\x12S\n" +
-	"\bBuildBin\x12!.otters.daemon.v1.BuildBinRequest\x1a\".otters.daemon.v1.BuildBinResponse(\x01B=Z;github.com/otters-sh/otters/proto/otters/daemon/v1;daemonv1b\x06proto3"
+	"\bBuildBin\x12!.otters.daemon.v1.BuildBinRequest\x1a\".otters.daemon.v1.BuildBinResponse(\x01\x12Z\n" +
+	"\vPruneImages\x12$.otters.daemon.v1.PruneImagesRequest\x1a%.otters.daemon.v1.PruneImagesResponseB=Z;github.com/otters-sh/otters/proto/otters/daemon/v1;daemonv1b\x06proto3"
 
 var (
 	file_otters_daemon_v1_images_proto_rawDescOnce sync.Once
@@ -1438,7 +1606,7 @@ func file_otters_daemon_v1_images_proto_rawDescGZIP() []byte {
 	return file_otters_daemon_v1_images_proto_rawDescData
 }
 
-var file_otters_daemon_v1_images_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_otters_daemon_v1_images_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_otters_daemon_v1_images_proto_goTypes = []any{
 	(*InspectImageRequest)(nil),  // 0: otters.daemon.v1.InspectImageRequest
 	(*InspectImageResponse)(nil), // 1: otters.daemon.v1.InspectImageResponse
@@ -1461,22 +1629,24 @@ var file_otters_daemon_v1_images_proto_goTypes = []any{
 	(*BuildBinRequest)(nil),      // 18: otters.daemon.v1.BuildBinRequest
 	(*BuildBinOptions)(nil),      // 19: otters.daemon.v1.BuildBinOptions
 	(*BuildBinResponse)(nil),     // 20: otters.daemon.v1.BuildBinResponse
-	nil,                          // 21: otters.daemon.v1.InspectImageResponse.AnnotationsEntry
-	nil,                          // 22: otters.daemon.v1.BuildBinOptions.LabelsEntry
-	nil,                          // 23: otters.daemon.v1.BuildBinOptions.ProgramsEntry
-	(*Image)(nil),                // 24: otters.daemon.v1.Image
+	(*PruneImagesRequest)(nil),   // 21: otters.daemon.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil),  // 22: otters.daemon.v1.PruneImagesResponse
+	nil,                          // 23: otters.daemon.v1.InspectImageResponse.AnnotationsEntry
+	nil,                          // 24: otters.daemon.v1.BuildBinOptions.LabelsEntry
+	nil,                          // 25: otters.daemon.v1.BuildBinOptions.ProgramsEntry
+	(*Image)(nil),                // 26: otters.daemon.v1.Image
 }
 var file_otters_daemon_v1_images_proto_depIdxs = []int32{
-	24, // 0: otters.daemon.v1.InspectImageResponse.image:type_name -> otters.daemon.v1.Image
-	21, // 1: otters.daemon.v1.InspectImageResponse.annotations:type_name -> otters.daemon.v1.InspectImageResponse.AnnotationsEntry
+	26, // 0: otters.daemon.v1.InspectImageResponse.image:type_name -> otters.daemon.v1.Image
+	23, // 1: otters.daemon.v1.InspectImageResponse.annotations:type_name -> otters.daemon.v1.InspectImageResponse.AnnotationsEntry
 	2,  // 2: otters.daemon.v1.InspectImageResponse.parts:type_name -> otters.daemon.v1.ImagePart
 	3,  // 3: otters.daemon.v1.InspectImageResponse.parents:type_name -> otters.daemon.v1.ImageParent
 	11, // 4: otters.daemon.v1.LoadImageRequest.options:type_name -> otters.daemon.v1.LoadImageOptions
 	13, // 5: otters.daemon.v1.LoadImageResponse.images:type_name -> otters.daemon.v1.LoadedImage
 	17, // 6: otters.daemon.v1.TransferResponse.transfer:type_name -> otters.daemon.v1.Transfer
 	19, // 7: otters.daemon.v1.BuildBinRequest.options:type_name -> otters.daemon.v1.BuildBinOptions
-	22, // 8: otters.daemon.v1.BuildBinOptions.labels:type_name -> otters.daemon.v1.BuildBinOptions.LabelsEntry
-	23, // 9: otters.daemon.v1.BuildBinOptions.programs:type_name -> otters.daemon.v1.BuildBinOptions.ProgramsEntry
+	24, // 8: otters.daemon.v1.BuildBinOptions.labels:type_name -> otters.daemon.v1.BuildBinOptions.LabelsEntry
+	25, // 9: otters.daemon.v1.BuildBinOptions.programs:type_name -> otters.daemon.v1.BuildBinOptions.ProgramsEntry
 	0,  // 10: otters.daemon.v1.ImageService.InspectImage:input_type -> otters.daemon.v1.InspectImageRequest
 	4,  // 11: otters.daemon.v1.ImageService.TagImage:input_type -> otters.daemon.v1.TagImageRequest
 	6,  // 12: otters.daemon.v1.ImageService.RemoveImage:input_type -> otters.daemon.v1.RemoveImageRequest
@@ -1485,16 +1655,18 @@ var file_otters_daemon_v1_images_proto_depIdxs = []int32{
 	14, // 15: otters.daemon.v1.ImageService.PushImage:input_type -> otters.daemon.v1.PushImageRequest
 	15, // 16: otters.daemon.v1.ImageService.PullImage:input_type -> otters.daemon.v1.PullImageRequest
 	18, // 17: otters.daemon.v1.ImageService.BuildBin:input_type -> otters.daemon.v1.BuildBinRequest
-	1,  // 18: otters.daemon.v1.ImageService.InspectImage:output_type -> otters.daemon.v1.InspectImageResponse
-	5,  // 19: otters.daemon.v1.ImageService.TagImage:output_type -> otters.daemon.v1.TagImageResponse
-	7,  // 20: otters.daemon.v1.ImageService.RemoveImage:output_type -> otters.daemon.v1.RemoveImageResponse
-	9,  // 21: otters.daemon.v1.ImageService.SaveImage:output_type -> otters.daemon.v1.SaveImageResponse
-	12, // 22: otters.daemon.v1.ImageService.LoadImage:output_type -> otters.daemon.v1.LoadImageResponse
-	16, // 23: otters.daemon.v1.ImageService.PushImage:output_type -> otters.daemon.v1.TransferResponse
-	16, // 24: otters.daemon.v1.ImageService.PullImage:output_type -> otters.daemon.v1.TransferResponse
-	20, // 25: otters.daemon.v1.ImageService.BuildBin:output_type -> otters.daemon.v1.BuildBinResponse
-	18, // [18:26] is the sub-list for method output_type
-	10, // [10:18] is the sub-list for method input_type
+	21, // 18: otters.daemon.v1.ImageService.PruneImages:input_type -> otters.daemon.v1.PruneImagesRequest
+	1,  // 19: otters.daemon.v1.ImageService.InspectImage:output_type -> otters.daemon.v1.InspectImageResponse
+	5,  // 20: otters.daemon.v1.ImageService.TagImage:output_type -> otters.daemon.v1.TagImageResponse
+	7,  // 21: otters.daemon.v1.ImageService.RemoveImage:output_type -> otters.daemon.v1.RemoveImageResponse
+	9,  // 22: otters.daemon.v1.ImageService.SaveImage:output_type -> otters.daemon.v1.SaveImageResponse
+	12, // 23: otters.daemon.v1.ImageService.LoadImage:output_type -> otters.daemon.v1.LoadImageResponse
+	16, // 24: otters.daemon.v1.ImageService.PushImage:output_type -> otters.daemon.v1.TransferResponse
+	16, // 25: otters.daemon.v1.ImageService.PullImage:output_type -> otters.daemon.v1.TransferResponse
+	20, // 26: otters.daemon.v1.ImageService.BuildBin:output_type -> otters.daemon.v1.BuildBinResponse
+	22, // 27: otters.daemon.v1.ImageService.PruneImages:output_type -> otters.daemon.v1.PruneImagesResponse
+	19, // [19:28] is the sub-list for method output_type
+	10, // [10:19] is the sub-list for method input_type
 	10, // [10:10] is the sub-list for extension type_name
 	10, // [10:10] is the sub-list for extension extendee
 	0,  // [0:10] is the sub-list for field type_name
@@ -1514,13 +1686,14 @@ func file_otters_daemon_v1_images_proto_init() {
 		(*BuildBinRequest_Options)(nil),
 		(*BuildBinRequest_Archive)(nil),
 	}
+	file_otters_daemon_v1_images_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_otters_daemon_v1_images_proto_rawDesc), len(file_otters_daemon_v1_images_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	ImageService_PushImage_FullMethodName    = "/otters.daemon.v1.ImageService/PushImage"
 	ImageService_PullImage_FullMethodName    = "/otters.daemon.v1.ImageService/PullImage"
 	ImageService_BuildBin_FullMethodName     = "/otters.daemon.v1.ImageService/BuildBin"
+	ImageService_PruneImages_FullMethodName  = "/otters.daemon.v1.ImageService/PruneImages"
 )
 
 // ImageServiceClient is the client API for ImageService service.
@@ -55,6 +56,9 @@ type ImageServiceClient interface {
 	PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TransferResponse], error)
 	// BuildBin makes a BIN image of streamed programs and tags it.
 	BuildBin(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BuildBinRequest, BuildBinResponse], error)
+	// PruneImages removes images without a name that no agent, running or stopped, needs, and the
+	// content that nothing leads to then.
+	PruneImages(ctx context.Context, in *PruneImagesRequest, opts ...grpc.CallOption) (*PruneImagesResponse, error)
 }
 
 type imageServiceClient struct {
@@ -178,6 +182,16 @@ func (c *imageServiceClient) BuildBin(ctx context.Context, opts ...grpc.CallOpti
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ImageService_BuildBinClient = grpc.ClientStreamingClient[BuildBinRequest, BuildBinResponse]
 
+func (c *imageServiceClient) PruneImages(ctx context.Context, in *PruneImagesRequest, opts ...grpc.CallOption) (*PruneImagesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PruneImagesResponse)
+	err := c.cc.Invoke(ctx, ImageService_PruneImages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ImageServiceServer is the server API for ImageService service.
 // All implementations must embed UnimplementedImageServiceServer
 // for forward compatibility.
@@ -202,6 +216,9 @@ type ImageServiceServer interface {
 	PullImage(*PullImageRequest, grpc.ServerStreamingServer[TransferResponse]) error
 	// BuildBin makes a BIN image of streamed programs and tags it.
 	BuildBin(grpc.ClientStreamingServer[BuildBinRequest, BuildBinResponse]) error
+	// PruneImages removes images without a name that no agent, running or stopped, needs, and the
+	// content that nothing leads to then.
+	PruneImages(context.Context, *PruneImagesRequest) (*PruneImagesResponse, error)
 	mustEmbedUnimplementedImageServiceServer()
 }
 
@@ -235,6 +252,9 @@ func (UnimplementedImageServiceServer) PullImage(*PullImageRequest, grpc.ServerS
 }
 func (UnimplementedImageServiceServer) BuildBin(grpc.ClientStreamingServer[BuildBinRequest, BuildBinResponse]) error {
 	return status.Error(codes.Unimplemented, "method BuildBin not implemented")
+}
+func (UnimplementedImageServiceServer) PruneImages(context.Context, *PruneImagesRequest) (*PruneImagesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PruneImages not implemented")
 }
 func (UnimplementedImageServiceServer) mustEmbedUnimplementedImageServiceServer() {}
 func (UnimplementedImageServiceServer) testEmbeddedByValue()                      {}
@@ -358,6 +378,24 @@ func _ImageService_BuildBin_Handler(srv interface{}, stream grpc.ServerStream) e
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ImageService_BuildBinServer = grpc.ClientStreamingServer[BuildBinRequest, BuildBinResponse]
 
+func _ImageService_PruneImages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PruneImagesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImageServiceServer).PruneImages(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ImageService_PruneImages_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImageServiceServer).PruneImages(ctx, req.(*PruneImagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ImageService_ServiceDesc is the grpc.ServiceDesc for ImageService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -376,6 +414,10 @@ var ImageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveImage",
 			Handler:    _ImageService_RemoveImage_Handler,
+		},
+		{
+			MethodName: "PruneImages",
+			Handler:    _ImageService_PruneImages_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -53,6 +53,9 @@ const (
 	ImageServicePullImageProcedure = "/otters.daemon.v1.ImageService/PullImage"
 	// ImageServiceBuildBinProcedure is the fully-qualified name of the ImageService's BuildBin RPC.
 	ImageServiceBuildBinProcedure = "/otters.daemon.v1.ImageService/BuildBin"
+	// ImageServicePruneImagesProcedure is the fully-qualified name of the ImageService's PruneImages
+	// RPC.
+	ImageServicePruneImagesProcedure = "/otters.daemon.v1.ImageService/PruneImages"
 )
 
 // ImageServiceClient is a client for the otters.daemon.v1.ImageService service.
@@ -73,6 +76,9 @@ type ImageServiceClient interface {
 	PullImage(context.Context, *v1.PullImageRequest) (*connect.ServerStreamForClient[v1.TransferResponse], error)
 	// BuildBin makes a BIN image of streamed programs and tags it.
 	BuildBin(context.Context) (*connect.ClientStreamForClientSimple[v1.BuildBinRequest, v1.BuildBinResponse], error)
+	// PruneImages removes images without a name that no agent, running or stopped, needs, and the
+	// content that nothing leads to then.
+	PruneImages(context.Context, *v1.PruneImagesRequest) (*v1.PruneImagesResponse, error)
 }
 
 // NewImageServiceClient constructs a client for the otters.daemon.v1.ImageService service. By
@@ -134,6 +140,12 @@ func NewImageServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(imageServiceMethods.ByName("BuildBin")),
 			connect.WithClientOptions(opts...),
 		),
+		pruneImages: connect.NewClient[v1.PruneImagesRequest, v1.PruneImagesResponse](
+			httpClient,
+			baseURL+ImageServicePruneImagesProcedure,
+			connect.WithSchema(imageServiceMethods.ByName("PruneImages")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -147,6 +159,7 @@ type imageServiceClient struct {
 	pushImage    *connect.Client[v1.PushImageRequest, v1.TransferResponse]
 	pullImage    *connect.Client[v1.PullImageRequest, v1.TransferResponse]
 	buildBin     *connect.Client[v1.BuildBinRequest, v1.BuildBinResponse]
+	pruneImages  *connect.Client[v1.PruneImagesRequest, v1.PruneImagesResponse]
 }
 
 // InspectImage calls otters.daemon.v1.ImageService.InspectImage.
@@ -201,6 +214,15 @@ func (c *imageServiceClient) BuildBin(ctx context.Context) (*connect.ClientStrea
 	return c.buildBin.CallClientStreamSimple(ctx)
 }
 
+// PruneImages calls otters.daemon.v1.ImageService.PruneImages.
+func (c *imageServiceClient) PruneImages(ctx context.Context, req *v1.PruneImagesRequest) (*v1.PruneImagesResponse, error) {
+	response, err := c.pruneImages.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // ImageServiceHandler is an implementation of the otters.daemon.v1.ImageService service.
 type ImageServiceHandler interface {
 	// InspectImage tells everything about one image of the embedded registry.
@@ -219,6 +241,9 @@ type ImageServiceHandler interface {
 	PullImage(context.Context, *v1.PullImageRequest, *connect.ServerStream[v1.TransferResponse]) error
 	// BuildBin makes a BIN image of streamed programs and tags it.
 	BuildBin(context.Context, *connect.ClientStream[v1.BuildBinRequest]) (*v1.BuildBinResponse, error)
+	// PruneImages removes images without a name that no agent, running or stopped, needs, and the
+	// content that nothing leads to then.
+	PruneImages(context.Context, *v1.PruneImagesRequest) (*v1.PruneImagesResponse, error)
 }
 
 // NewImageServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -276,6 +301,12 @@ func NewImageServiceHandler(svc ImageServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(imageServiceMethods.ByName("BuildBin")),
 		connect.WithHandlerOptions(opts...),
 	)
+	imageServicePruneImagesHandler := connect.NewUnaryHandlerSimple(
+		ImageServicePruneImagesProcedure,
+		svc.PruneImages,
+		connect.WithSchema(imageServiceMethods.ByName("PruneImages")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/otters.daemon.v1.ImageService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ImageServiceInspectImageProcedure:
@@ -294,6 +325,8 @@ func NewImageServiceHandler(svc ImageServiceHandler, opts ...connect.HandlerOpti
 			imageServicePullImageHandler.ServeHTTP(w, r)
 		case ImageServiceBuildBinProcedure:
 			imageServiceBuildBinHandler.ServeHTTP(w, r)
+		case ImageServicePruneImagesProcedure:
+			imageServicePruneImagesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -333,4 +366,8 @@ func (UnimplementedImageServiceHandler) PullImage(context.Context, *v1.PullImage
 
 func (UnimplementedImageServiceHandler) BuildBin(context.Context, *connect.ClientStream[v1.BuildBinRequest]) (*v1.BuildBinResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("otters.daemon.v1.ImageService.BuildBin is not implemented"))
+}
+
+func (UnimplementedImageServiceHandler) PruneImages(context.Context, *v1.PruneImagesRequest) (*v1.PruneImagesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("otters.daemon.v1.ImageService.PruneImages is not implemented"))
 }
