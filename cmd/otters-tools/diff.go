@@ -11,8 +11,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// maxCompared bounds each side of a comparison, in bytes.
-const maxCompared = 16 << 20
+// Bounds of each side of a comparison, in bytes and in lines: a line costs many times its bytes.
+const (
+	maxCompared      = 16 << 20
+	maxComparedLines = 500_000
+)
 
 // exitDiffer is diff's exit code for two files that are not the same.
 const exitDiffer = 1
@@ -45,6 +48,12 @@ func diff(c *call, flags *pflag.FlagSet) func([]string) error {
 		case binary:
 			_, err = fmt.Fprintf(c.stdout, "%s and %s differ; they are not text\n", files[0], files[1])
 		default:
+			for i, side := range sides {
+				if n := bytes.Count(side, []byte{'\n'}); n > maxComparedLines {
+					c.fail(files[i], fmt.Errorf("%d lines, more than %d; -q tells whether they differ", n, maxComparedLines))
+					return nil
+				}
+			}
 			err = c.printDiff(files, string(sides[0]), string(sides[1]), around)
 		}
 		return err

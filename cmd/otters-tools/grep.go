@@ -209,6 +209,7 @@ type fileSearch struct {
 	last     int // number of the last line printed
 	trailing int // lines of context still to print
 	held     []heldLine
+	bytes    int // of what is held
 }
 
 // heldLine is a line that may become the context before a selected one.
@@ -225,8 +226,7 @@ func (f *fileSearch) line(line []byte) error {
 			f.trailing--
 			return f.print(f.number, line, '-')
 		}
-		f.hold(line)
-		return nil
+		return f.hold(line)
 	}
 	f.hits++
 	if f.quiet {
@@ -244,21 +244,26 @@ func (f *fileSearch) line(line []byte) error {
 			return err
 		}
 	}
-	f.held = f.held[:0]
+	f.held, f.bytes = f.held[:0], 0
 	f.trailing = f.after
 	return f.print(f.number, line, ':')
 }
 
 // hold keeps a line for the context before a later one.
-func (f *fileSearch) hold(line []byte) {
+func (f *fileSearch) hold(line []byte) error {
 	if f.before == 0 {
-		return
+		return nil
 	}
+	const cost = sliceSize + 8 // beside its bytes
 	if len(f.held) == f.before {
-		copy(f.held, f.held[1:])
-		f.held = f.held[:len(f.held)-1]
+		f.bytes -= len(f.held[0].text) + cost
+		f.held = f.held[1:] // what it leaves before it goes with the next growth
+	}
+	if f.bytes += len(line) + cost; f.bytes > maxHeld {
+		return errHeld
 	}
 	f.held = append(f.held, heldLine{f.number, bytes.Clone(line)})
+	return nil
 }
 
 func (f *fileSearch) parts(line []byte) error {

@@ -50,7 +50,7 @@ func begin(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	}
 	rest := args[min(1, len(args)):]
 	if t, ok := find(name); ok {
-		return newCall(t, stdin, stdout, stderr).run(rest)
+		return act(t, rest, stdin, stdout, stderr)
 	}
 	// Whatever else the file is called here, it is no way to every tool.
 	if name == program && len(rest) > 0 && (rest[0] == "list" || rest[0] == "usage") {
@@ -69,7 +69,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	}
 	name, rest := filepath.Base(args[0]), args[1:]
 	if t, ok := find(name); ok {
-		return newCall(t, stdin, stdout, stderr).run(rest)
+		return act(t, rest, stdin, stdout, stderr)
 	}
 	if len(rest) == 0 {
 		fmt.Fprintf(stderr, "usage: %s NAME [ARGUMENT…] | list [--json] | usage NAME\n", program)
@@ -85,7 +85,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if !ok {
 		return unknown(rest[0], stderr)
 	}
-	return newCall(t, stdin, stdout, stderr).run(rest[1:])
+	return act(t, rest[1:], stdin, stdout, stderr)
 }
 
 func unknown(name string, stderr io.Writer) int {

@@ -332,6 +332,7 @@ func TestMoreThanCanBeHeldIsRefused(t *testing.T) {
 	}{
 		{[]string{"sort", "big"}, "sort: big: more than 256 MiB to keep in memory\n", exitUsage},
 		{[]string{"tail", "-n", "1000", "big"}, "tail: big: more than 256 MiB to keep in memory\n", exitError},
+		{[]string{"grep", "-B", "1000", "no such line", "big"}, "grep: big: more than 256 MiB to keep in memory\n", exitUsage},
 		{[]string{"jq", "-s", "length", "big"}, "jq: big: more than 256 MiB to keep in memory\n", exitUsage},
 		{[]string{"tail", "-n", "1", "big"}, "", exitOK},
 		{[]string{"jq", "-n", "input | length", "big"}, "", exitOK},
@@ -340,6 +341,41 @@ func TestMoreThanCanBeHeldIsRefused(t *testing.T) {
 		if got := start(t, dir, "", built, tt.argv...); got.stderr != tt.stderr || got.code != tt.code {
 			t.Errorf("%v: %q, code %d", tt.argv, got.stderr, got.code)
 		}
+	}
+}
+
+// What no bound of its own tells is bounded by the memory that is taken in all.
+func TestMoreMemoryThanAToolMayTakeIsRefused(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("takes a GiB of memory")
+	}
+	got := start(t, t.TempDir(), "", built, "jq", "-n", "[range(1e9)] | length")
+	if got.code != exitUsage || got.stdout != "" || got.stderr != "jq: takes more than 1024 MiB of memory\n" {
+		t.Errorf("%+v", got)
+	}
+	if got = start(t, t.TempDir(), "", built, "jq", "-n", "[range(1e6)] | length"); got.code != exitOK || got.stdout != "1000000\n" {
+		t.Errorf("the allowed twin: %+v", got)
+	}
+}
+
+// Lines cost more than their bytes: two files of them are compared up to a number, and told of beyond it.
+func TestDiffOfMoreLinesThanItTakes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, lines := range map[string]int{"fits": maxComparedLines, "more": maxComparedLines + 1} {
+		if err := os.WriteFile(filepath.Join(dir, name), bytes.Repeat([]byte("x\n"), lines), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := start(t, dir, strings.Repeat("x\n", maxComparedLines-1), built, "diff", "-U1", "fits", "-"); got.code != exitDiffer || got.stdout != "--- fits\n+++ -\n@@ -1,2 +1 @@\n-x\n x\n" {
+		t.Errorf("%+v", got)
+	}
+	if got := start(t, dir, "", built, "diff", "fits", "more"); got.code != exitUsage || got.stdout != "" || got.stderr != "diff: more: 500001 lines, more than 500000; -q tells whether they differ\n" {
+		t.Errorf("%+v", got)
+	}
+	if got := start(t, dir, "", built, "diff", "-q", "fits", "more"); got.code != exitDiffer || got.stdout != "fits and more differ\n" {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -48,6 +48,9 @@ func TestListAndUsageTellOfEveryTool(t *testing.T) {
 // checkUsage holds a usage text against the options that the tool really takes.
 func checkUsage(t *testing.T, tool tool, text string) {
 	t.Helper()
+	if !strings.Contains(text, "\nBounds: ") {
+		t.Errorf("%s: the usage tells no bounds", tool.name)
+	}
 	flags := pflag.NewFlagSet(tool.name, pflag.ContinueOnError)
 	tool.options(newCall(tool, nil, nil, nil), flags)
 	known := map[string]bool{}
