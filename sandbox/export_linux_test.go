@@ -1,5 +1,7 @@
 package sandbox
 
+import "github.com/otters-sh/otters/sandbox/internal/cgroup"
+
 // WarmPIDs are the monitors that wait for a program.
 func (l *Launcher) WarmPIDs() []int {
 	l.mu.Lock()
@@ -12,3 +14,6 @@ func (l *Launcher) WarmPIDs() []int {
 	}
 	return all
 }
+
+// WithoutGroups makes l one of a host without control groups.
+func (l *Launcher) WithoutGroups() { l.groups = new(cgroup.Host) }

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/otters-sh/otters/sandbox/internal/cgroup"
 	"github.com/otters-sh/otters/sandbox/internal/wire"
 )
 
@@ -42,6 +43,8 @@ type Launcher struct {
 	logger *slog.Logger
 	null   *os.File
 	want   int
+	// groups are the control groups that can be had.
+	groups *cgroup.Host
 
 	wg sync.WaitGroup // reaping and refilling
 
@@ -110,6 +113,8 @@ func NewLauncher(opts LauncherOptions) (*Launcher, error) {
 	if l.logger == nil {
 		l.logger = slog.New(slog.DiscardHandler)
 	}
+	// Before there are monitors, which could be in the way of finding them.
+	l.groups = cgroup.Find()
 	l.mu.Lock()
 	l.refill(kindOf(opts.Level))
 	l.mu.Unlock()
@@ -290,14 +295,34 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
 	if err := known(spec.Level); err != nil {
 		return nil, err
 	}
-	req, err := newRequest(spec)
+	if err := check(spec); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrStart, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	by, err := l.planFor(spec.Level, spec.Limits)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrStart, err)
+	}
+	undo, err := by.makeGroup(spec.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrStart, err)
+	}
+	p, err := l.start(ctx, spec, by)
+	if err != nil {
+		undo()
+	}
+	return p, err
+}
+
+// start is Start once the group of the program is made.
+func (l *Launcher) start(ctx context.Context, spec Spec, by plan) (*Process, error) {
+	req, err := by.request(spec)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrStart, err)
 	}
 	defer req.close()
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	k := kindOf(spec.Level)
 	c, err := l.take(k)
 	if err != nil {
@@ -321,7 +346,11 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
 	l.refillSoon(k)
 	l.mu.Unlock()
 	if err == nil {
-		if err = enforced(wire.StatusOf(m)); err != nil {
+		s := wire.StatusOf(m)
+		if err = enforced(s); err == nil {
+			err = by.held(Limits{Memory: s.Facts.MemoryLimit, PIDs: s.Facts.PIDLimit})
+		}
+		if err != nil {
 			err = fmt.Errorf("%w: %w", ErrStart, err)
 			c.undo()
 		}
@@ -331,17 +360,18 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
 		_ = c.conn.Close()
 		return nil, err
 	}
-	return l.adopt(c, m, fds, spec.StateDir)
+	return l.adopt(c, m, fds, spec.StateDir, by)
 }
 
 // adopt makes the Process of a monitor that has started its program.
-func (l *Launcher) adopt(c *child, m wire.Message, fds []int, stateDir string) (*Process, error) {
+func (l *Launcher) adopt(c *child, m wire.Message, fds []int, stateDir string, by plan) (*Process, error) {
 	fd, err := c.fd.dup()
 	if err != nil {
 		// Ended already, reaped by us: the record tells how.
 		fd = nil
 	}
 	p := newProcess(c.conn, fd, stateDir)
+	p.group = by.group
 	p.run(wire.StatusOf(m), fds)
 	return p, nil
 }

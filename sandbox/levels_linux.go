@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -228,22 +227,8 @@ func inForce(s wire.Status) Confinement {
 		c.Enforced, c.Open = nil, []string{"everything: " + err.Error()}
 		return c
 	}
-	f := s.Facts
-	if f.Landlock > 0 {
-		c.Enforced = append(c.Enforced, fmt.Sprintf("Landlock version %d is in force", f.Landlock))
+	if s.Facts.Landlock > 0 {
+		c.Enforced = append(c.Enforced, fmt.Sprintf("Landlock version %d is in force", s.Facts.Landlock))
 	}
-	var bounds []string
-	if f.MemoryLimit > 0 {
-		bounds = append(bounds, fmt.Sprintf("data of each process: %d bytes", f.MemoryLimit))
-	}
-	if f.PIDLimit > 0 {
-		bounds = append(bounds, fmt.Sprintf("processes and threads: %d", f.PIDLimit))
-	}
-	if len(bounds) == 0 {
-		return c
-	}
-	c.Enforced = append(c.Enforced, "limits: "+strings.Join(bounds, ", ")+" (rlimits)")
-	c.Open = append(slices.DeleteFunc(c.Open, func(line string) bool { return line == limitsOpen }),
-		"what is not named under limits is not limited: processors, disk, and memory of all processes together")
 	return c
 }

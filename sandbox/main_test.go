@@ -99,6 +99,8 @@ func play(role string) int {
 		return attemptAll()
 	case "dial":
 		return dial()
+	case "delegate":
+		return becomeDelegate()
 	case "launcher":
 		return launch()
 	}
@@ -173,6 +175,11 @@ func stateDir(t *testing.T) string {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := sandbox.Sweep(dir); err != nil {
+			t.Error(err)
+		}
+	})
 	return dir
 }
 

@@ -37,6 +37,17 @@ func (l *Launcher) Strongest() Level { return Off }
 // Lacks returns ErrUnsupported.
 func (l *Launcher) Lacks(level Level) error { return known(level) }
 
+// LimitedBy returns ErrUnsupported where there are limits.
+func (l *Launcher) LimitedBy(_ Level, limits Limits) ([]Limit, error) {
+	if limits == (Limits{}) {
+		return nil, nil
+	}
+	return nil, known(Off)
+}
+
+// Sweep does nothing.
+func Sweep(string) error { return nil }
+
 // Attach returns ErrUnsupported.
 func Attach(context.Context, string) (*Process, error) { return nil, known(Off) }
 
@@ -65,7 +76,7 @@ func (p *Process) Done() <-chan struct{} { return nil }
 func (p *Process) Exit() Exit { return Exit{} }
 
 // SwitchLog returns ErrUnsupported.
-func (p *Process) SwitchLog(context.Context, *os.File) error { return supported(Off) }
+func (p *Process) SwitchLog(context.Context, *os.File) error { return known(Off) }
 
 // Files returns ErrUnsupported.
 func (p *Process) Files(context.Context) (map[string]*os.File, error) { return nil, known(Off) }

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"errors"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -98,3 +100,19 @@ func (p *pidfd) dup() (*pidfd, error) {
 }
 
 func (p *pidfd) close() { _ = p.f.Close() }
+
+// hostID is the id of a process held by a descriptor; -1 where it has ended.
+func hostID(fd int) int {
+	b, err := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
+	if err != nil {
+		return -1
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		if value, ok := strings.CutPrefix(line, "Pid:"); ok {
+			if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil && n > 0 {
+				return n
+			}
+		}
+	}
+	return -1
+}

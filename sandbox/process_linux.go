@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -13,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/otters-sh/otters/sandbox/internal/cgroup"
 	"github.com/otters-sh/otters/sandbox/internal/wire"
 )
 
@@ -35,6 +35,9 @@ type Process struct {
 	status  wire.Status
 	monitor *pidfd // nil where it had ended before it could be held
 	program *pidfd
+	// group is nil where the program has none; unread tells why it is not known.
+	group  *cgroup.Group
+	unread error
 
 	done chan struct{}
 	over chan struct{} // the connection has ended
@@ -113,6 +116,7 @@ func (p *Process) read() {
 	if exit == nil {
 		return
 	}
+	p.clearUp(exit.Lost)
 	if p.monitor != nil && p.monitor.wait(time.Now().Add(endTime)) == nil {
 		p.monitor.reap() // it is a child of this process where a Launcher of it was closed
 	}
@@ -148,9 +152,6 @@ func (p *Process) MonitorPID() int { return p.status.Monitor }
 
 // StartedAt is when the program was started, in UTC.
 func (p *Process) StartedAt() time.Time { return p.status.At }
-
-// Confinement is what is in force.
-func (p *Process) Confinement() Confinement { return inForce(p.status) }
 
 // Done is closed when the program and all it started are gone and the record of the exit is
 // written, or its monitor is lost. It is not closed by Close.
@@ -327,7 +328,7 @@ func (p *Process) forget(id string, reply chan answer) {
 
 func exitOf(m wire.Message) Exit {
 	e := wire.ExitOf(m)
-	return Exit{Code: e.Code, Signal: e.Signal, At: e.At, Stderr: e.Stderr, Asked: e.Asked}
+	return Exit{Code: e.Code, Signal: e.Signal, At: e.At, Stderr: e.Stderr, Asked: e.Asked, OutOfMemory: e.OOM}
 }
 
 func lost() Exit { return Exit{Code: -1, At: time.Now().UTC(), Lost: true} }
@@ -417,24 +418,10 @@ func attach(ctx context.Context, conn *wire.Conn, stateDir string) (*Process, er
 		return nil, err
 	}
 	p := newProcess(conn, monitor, stateDir)
+	groups, err := readGroups(stateDir)
+	p.group, p.unread = groups.Group, err
 	p.run(s, fds)
 	return p, nil
-}
-
-// hostID is the id of a process held by a descriptor; -1 where it has ended.
-func hostID(fd int) int {
-	b, err := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
-	if err != nil {
-		return -1
-	}
-	for _, line := range strings.Split(string(b), "\n") {
-		if value, ok := strings.CutPrefix(line, "Pid:"); ok {
-			if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil && n > 0 {
-				return n
-			}
-		}
-	}
-	return -1
 }
 
 // askStatus is the first exchange with a monitor, before anything else reads the connection.

@@ -10,20 +10,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/otters-sh/otters/sandbox/internal/cgroup"
 	"github.com/otters-sh/otters/sandbox/internal/wire"
 )
 
 // request is a checked Spec on its way to a monitor, with copies of its descriptors.
 type request struct{ fds []int }
 
-func newRequest(s Spec) (*request, error) {
-	if err := check(s); err != nil {
-		return nil, err
-	}
+// The limits are in by, and files places the program in its group; nil where it has none.
+func newRequest(s Spec, by plan, group *cgroup.Files) (*request, error) {
 	w := wire.Spec{
 		Level: string(s.Level), Path: s.Path, Dir: s.Dir, Args: s.Args, Env: s.Env, UID: s.UID, GID: s.GID,
 		Log: s.Log != nil, Stdin: s.Stdin != nil, Stdout: s.Stdout != nil, Stderr: s.Stderr != nil,
-		Tied: s.Tied, Ports: s.Ports, Serve: s.Serve, Memory: s.Limits.Memory, PIDs: s.Limits.PIDs,
+		Tied: s.Tied, Ports: s.Ports, Serve: s.Serve, Memory: by.rlimits.Memory, PIDs: by.rlimits.PIDs,
 	}
 	for _, b := range s.Binds {
 		w.Binds = append(w.Binds, wire.Bind(b))
@@ -42,6 +41,13 @@ func newRequest(s Spec) (*request, error) {
 	for _, f := range s.Held {
 		w.Held = append(w.Held, f.Name)
 		files = append(files, f.File)
+	}
+	if group != nil {
+		w.Groups, w.Into, w.KillFile, w.OOMEvents = len(group.Enter), group.Into != nil, group.Kill != nil, group.Events != nil
+		files = append(files, group.Into, group.Kill, group.Events)
+		for i := range group.Enter {
+			files = append(files, group.Enter[i], group.Leave[i])
+		}
 	}
 	r := &request{}
 	if err := r.fill(w, s.StateDir, files); err != nil {
@@ -199,20 +205,9 @@ func checkConfinement(s Spec) error {
 		return fmt.Errorf("listener inside: level %s has no network of its own", s.Level)
 	case s.Level != Off && (uid == 0 || s.UID == 0 || s.GID == 0 || s.UID > 0 && s.GID < 0):
 		return fmt.Errorf("level %s does not run a program as root: give it a user id and a group id", s.Level)
-	case s.Limits.Memory < 0 || s.Limits.PIDs < 0:
-		return errors.New("a limit is negative")
-	case s.Limits.Memory > 0 && s.Limits.Memory < minMemory:
-		return fmt.Errorf("memory limit: %d bytes: at least %d, which starting takes", s.Limits.Memory, minMemory)
-	case s.Level == Off && s.Limits != Limits{}:
-		return fmt.Errorf("limits: %w: level off enforces none", ErrUnsupported)
-	case s.Level == Limited && s.Limits.PIDs > 0 && unix.Geteuid() != 0:
-		return fmt.Errorf("limit of processes: %w: at level limited it would count all of this user's; use level strict, or leave it away", ErrUnsupported)
 	}
-	return nil
+	return s.Limits.check()
 }
-
-// minMemory is what the monitor, which the limit holds for as well, needs to start a program.
-const minMemory = 32 << 20
 
 func checkAppend(f *os.File) error {
 	fd, err := dup(f)

@@ -114,15 +114,6 @@ type Listen struct {
 	Port int
 }
 
-// Limits bound a program and all that it starts; zero is no bound. They are refused where nothing
-// would enforce them.
-type Limits struct {
-	// Memory bounds the data of each process, in bytes.
-	Memory int64
-	// PIDs bounds how many processes and threads its user runs, at strict those inside alone.
-	PIDs int64
-}
-
 // Exit is how a program ended.
 type Exit struct {
 	// Code is the exit code, -1 where a signal ended it.
@@ -135,6 +126,9 @@ type Exit struct {
 	Stderr []string `json:"stderr,omitempty"`
 	// Asked tells that it was stopped through Stop.
 	Asked bool `json:"asked,omitempty"`
+	// OutOfMemory tells that it was killed by SIGKILL, which nobody asked for, and that the kernel had
+	// killed in its control group for want of memory.
+	OutOfMemory bool `json:"out_of_memory,omitempty"`
 	// Lost tells that the monitor ended without a record, killed for instance.
 	Lost bool `json:"lost,omitempty"`
 }
@@ -147,4 +141,6 @@ type Confinement struct {
 	// Enforced and Open are sentences for a person.
 	Enforced []string `json:"enforced"`
 	Open     []string `json:"open"`
+	// Limits are in force beside the level.
+	Limits []Limit `json:"limits,omitempty"`
 }

@@ -731,8 +731,13 @@ func TestWhatALevelCantGiveIsRefused(t *testing.T) {
 		want   string
 	}{
 		"a listener inside at limited": {sandbox.Limited, func(s *sandbox.Spec) { s.Listen = []sandbox.Listen{{Name: "x", Port: 1}} }, "no network of its own"},
-		"limits at off":                {sandbox.Off, func(s *sandbox.Spec) { s.Limits.PIDs = 5 }, "off enforces none"},
 		"a tiny memory limit":          {sandbox.Strict, func(s *sandbox.Spec) { s.Limits.Memory = 5 }, "at least"},
+		"a huge memory limit":          {sandbox.Strict, func(s *sandbox.Spec) { s.Limits.Memory = 1 << 60 }, "at most"},
+		"a negative memory limit":      {sandbox.Strict, func(s *sandbox.Spec) { s.Limits.Memory = -1 }, "negative"},
+		"few processes":                {sandbox.Strict, func(s *sandbox.Spec) { s.Limits.PIDs = 15 }, "at least"},
+		"too many processes":           {sandbox.Strict, func(s *sandbox.Spec) { s.Limits.PIDs = 1 << 30 }, "at most"},
+		"a trace of a processor":       {sandbox.Strict, func(s *sandbox.Spec) { s.Limits.CPU = 9 }, "at least"},
+		"too many processors":          {sandbox.Strict, func(s *sandbox.Spec) { s.Limits.CPU = 1 << 40 }, "at most"},
 		"the root as a target":         {sandbox.Strict, func(s *sandbox.Spec) { s.Binds = []sandbox.Bind{{Source: "/", Target: "/"}} }, "below the root"},
 		"a missing source":             {sandbox.Strict, func(s *sandbox.Spec) { s.Binds = []sandbox.Bind{{Source: "/nowhere", Target: "/x"}} }, "/nowhere"},
 		"a missing program":            {sandbox.Strict, func(s *sandbox.Spec) { s.Path = "/nowhere" }, "/nowhere"},

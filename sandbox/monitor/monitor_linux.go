@@ -39,6 +39,7 @@ type monitor struct {
 	files, held        []int
 	tees               [2]int
 	stdin              int // -1 for none
+	group              group
 
 	// Of level strict: the monitor's id on the host, the ids of its namespaces, and the program.
 	hostPID    int
@@ -141,6 +142,7 @@ func (m *monitor) finish() {
 	_ = unix.Kill(-m.status.PID, unix.SIGKILL)
 	exit := m.reapAll()
 	exit.Asked = m.asked
+	exit.OOM = exit.Signal == "SIGKILL" && !m.asked && m.group.oomKills() > 0
 	m.drain()
 	exit.Stderr = m.tail.lines()
 	m.record(exit)
@@ -175,6 +177,7 @@ func (m *monitor) reapAll() wire.Exit {
 				}
 			}
 		}
+		m.group.killAll()
 		killBelow(unix.Getpid())
 		time.Sleep(wait)
 	}

@@ -169,5 +169,8 @@ func exitRecord(e wire.Exit) []byte {
 	if e.Asked {
 		b = append(b, `,"asked":true`...)
 	}
+	if e.OOM {
+		b = append(b, `,"out_of_memory":true`...)
+	}
 	return append(b, "}\n"...)
 }

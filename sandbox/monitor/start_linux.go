@@ -105,7 +105,9 @@ func (m *monitor) accept(fds []int) error {
 	m.sink.fd = next(m.spec.Log)
 	m.stdin = next(m.spec.Stdin)
 	m.tees = [2]int{next(m.spec.Stdout), next(m.spec.Stderr)}
-	m.files, m.held = fds[:len(m.spec.Files)], fds[len(m.spec.Files):]
+	n := len(m.spec.Files)
+	m.files, m.held, fds = fds[:n], fds[n:n+len(m.spec.Held)], fds[n+len(m.spec.Held):]
+	m.group = group{into: next(m.spec.Into), kill: next(m.spec.KillFile), events: next(m.spec.OOMEvents), pairs: fds}
 	return nil
 }
 
@@ -170,13 +172,12 @@ func (m *monitor) spawn() error {
 			return &startError{"hold the program", err}
 		}
 	}
-	if m.status.Facts, err = readFacts(pid); err != nil {
+	if m.status.Facts, err = m.readFacts(pid); err != nil {
 		wire.CloseAll([]int{out[0], errs[0]})
 		m.abandon(pid)
 		return &startError{"read back what is in force", err}
 	}
 	m.status.Facts.Landlock, m.status.Facts.Namespaces = abi, m.namespaces
-	m.status.Facts.MemoryLimit, m.status.Facts.PIDLimit = m.spec.Memory, m.spec.PIDs
 	for i, fd := range []int{out[0], errs[0]} {
 		_ = unix.SetNonblock(fd, true) // or the pump holds a thread of its own, no more
 		m.pump(i, os.NewFile(uintptr(fd), "pipe"))
@@ -239,18 +240,32 @@ func (m *monitor) fork(null, out, errs int) (int, error) {
 	}
 	argv := append([]string{m.spec.Path}, m.spec.Args...)
 	m.started = time.Now()
-	for i := 0; ; i++ {
+	in := visit{group: m.group}
+	err = in.enter(attr.Sys)
+	for i := 0; err == nil; i++ {
 		unix.Umask(programUmask)
-		pid, err := syscall.ForkExec(m.spec.Path, argv, attr)
+		pid, failed := syscall.ForkExec(m.spec.Path, argv, attr)
 		unix.Umask(0o077)
-		if err == nil {
-			return pid, nil
+		if failed == nil {
+			if err = in.leave(); err == nil {
+				return pid, nil
+			}
+			// Killing the group would now kill this process.
+			m.group.kill = -1
+			m.abandon(pid)
+			break
 		}
-		if !errors.Is(err, syscall.ETXTBSY) || i == busyTries {
-			return 0, m.blame(err)
+		if in.cantClone(failed, attr.Sys) {
+			continue
+		}
+		if !errors.Is(failed, syscall.ETXTBSY) || i >= busyTries {
+			err = m.blame(failed)
+			break
 		}
 		time.Sleep(busyWait)
 	}
+	_ = in.leave()
+	return 0, err
 }
 
 // blame names what the kernel's number for a failed start is about.

@@ -30,7 +30,7 @@ func NewConn(fd, limit int, descriptors bool) (*Conn, error) {
 	}
 	c := &Conn{f: os.NewFile(uintptr(fd), "control"), buf: make([]byte, limit)}
 	if descriptors {
-		c.oob = make([]byte, unix.CmsgSpace(4*(MaxFiles+8)))
+		c.oob = make([]byte, unix.CmsgSpace(4*(MaxFiles+2*MaxGroups+12)))
 	}
 	var err error
 	if c.raw, err = c.f.SyscallConn(); err != nil {

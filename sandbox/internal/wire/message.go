@@ -26,6 +26,8 @@ const (
 	// MaxFiles is how many files a program and its monitor are given together; the kernel passes
 	// at most 253 descriptors with one message.
 	MaxFiles = 128
+	// MaxGroups is how many control groups a program enters.
+	MaxGroups = 4
 )
 
 // Fields of messages.

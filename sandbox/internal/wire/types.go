@@ -45,6 +45,12 @@ type Spec struct {
 	Tied        bool
 	Memory      int64
 	PIDs        int64
+	// Groups is how many control groups the program enters: as many pairs of descriptors come last, to
+	// enter each and to leave it. Before them, where these are true, come the folder of one that it is
+	// cloned into, in place of entering the last, what kills all in it, and what tells of processes
+	// killed for want of memory.
+	Groups                    int
+	Into, KillFile, OOMEvents bool
 }
 
 // Bind is a file or folder of the host that a program gets.
@@ -91,6 +97,10 @@ func (s Spec) Marshal() []byte {
 	addBool(&m, "tied", s.Tied)
 	m.AddInt("memory", s.Memory)
 	m.AddInt("pids", s.PIDs)
+	m.AddInt("groups", int64(s.Groups))
+	addBool(&m, "into", s.Into)
+	addBool(&m, "kill-file", s.KillFile)
+	addBool(&m, "oom-events", s.OOMEvents)
 	return m.Marshal()
 }
 
@@ -109,6 +119,10 @@ func ParseSpec(b []byte) (Spec, error) {
 		ListenNames: m.All("listen"), ListenPorts: numbers(m.All("listen-port")), Ports: numbers(m.All("port")),
 		Serve: numbers(m.All("serve")), RelayNames: m.All("relay"), RelayPorts: numbers(m.All("relay-port")),
 		Tied: m.Get("tied") != "", Memory: m.Int("memory"), PIDs: m.Int("pids"),
+		Groups: int(m.Int("groups")), Into: m.Get("into") != "", KillFile: m.Get("kill-file") != "", OOMEvents: m.Get("oom-events") != "",
+	}
+	if s.Groups < 0 || s.Groups > MaxGroups || s.Into && s.Groups == 0 {
+		return Spec{}, errMalformed
 	}
 	sources, targets, access := m.All("source"), m.All("target"), m.All("access")
 	if len(targets) != len(sources) || len(access) != len(sources) || len(s.ListenNames) != len(s.ListenPorts) || len(s.RelayNames) != len(s.RelayPorts) {
@@ -135,8 +149,8 @@ func numbers(all []string) []int {
 
 // Descriptors is how many descriptors s comes with.
 func (s Spec) Descriptors() int {
-	n := 1 + len(s.Files) + len(s.Held)
-	for _, b := range []bool{s.Log, s.Stdin, s.Stdout, s.Stderr} {
+	n := 1 + len(s.Files) + len(s.Held) + 2*s.Groups
+	for _, b := range []bool{s.Log, s.Stdin, s.Stdout, s.Stderr, s.Into, s.KillFile, s.OOMEvents} {
 		if b {
 			n++
 		}
@@ -167,7 +181,7 @@ type Facts struct {
 	// Namespaces are the ids of the monitor's, which are the program's, in the order of
 	// NamespaceKinds; empty where they are the host's.
 	Namespaces string
-	// MemoryLimit and PIDLimit are rlimits in force; 0 for none.
+	// MemoryLimit and PIDLimit are rlimits in force where they were asked for; 0 for none.
 	MemoryLimit, PIDLimit int64
 }
 
@@ -221,6 +235,7 @@ type Exit struct {
 	At     time.Time
 	Stderr []string
 	Asked  bool
+	OOM    bool
 }
 
 // Fill adds e to a message.
@@ -230,13 +245,14 @@ func (e Exit) Fill(m *Message) {
 	m.AddInt("at", e.At.UnixNano())
 	m.AddAll("stderr", e.Stderr)
 	addBool(m, "asked", e.Asked)
+	addBool(m, "oom", e.OOM)
 }
 
 // ExitOf reads what Fill added.
 func ExitOf(m Message) Exit {
 	return Exit{
 		Code: int(m.Int("code")), Signal: m.Get(Signal), At: time.Unix(0, m.Int("at")).UTC(),
-		Stderr: m.All("stderr"), Asked: m.Get("asked") != "",
+		Stderr: m.All("stderr"), Asked: m.Get("asked") != "", OOM: m.Get("oom") != "",
 	}
 }
 

@@ -1,0 +1,529 @@
+//go:build linux
+
+package sandbox_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/otters-sh/otters/sandbox"
+	"github.com/otters-sh/otters/sandbox/internal/cgroup"
+)
+
+// Invariants of limits: what is over one is stopped by the kernel, beside the same program that is
+// under it; what can't be enforced does not start; a group is gone with its program. The three worst
+// inputs: many processes that are small each, a program that outlives its monitor in a session of its
+// own, and a daemon that dies between making a group and using it.
+
+var allLevels = []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict}
+
+// grouped runs a test at every level of a host that has a control group for what.
+func grouped(t *testing.T, what string, f func(t *testing.T, l *sandbox.Launcher, level sandbox.Level)) {
+	t.Helper()
+	for _, level := range allLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+			need(t, l, level)
+			needGroup(t, what)
+			f(t, l, level)
+		})
+	}
+}
+
+// needGroup skips where the host has no group for what, which is a failure where it was delegated.
+func needGroup(t *testing.T, what string) {
+	t.Helper()
+	if err := cgroup.Find().Lacks(what); err != nil {
+		if os.Getenv(delegatedVariable) != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+}
+
+// groupPaths are the folders of a program's control groups.
+func groupPaths(t *testing.T, pid int) []string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, "/"+cgroup.Prefix) {
+			all = append(all, strings.TrimSpace(line))
+		}
+	}
+	return all
+}
+
+// recorded are the folders of groups that the state folder tells of.
+func recorded(t *testing.T, dir string) []string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, part := range strings.Split(string(b), `"path":"`)[1:] {
+		path, _, _ := strings.Cut(part, `"`)
+		if _, err := os.Stat(path); err == nil {
+			all = append(all, path)
+		}
+	}
+	return all
+}
+
+// mechanismOf is how a limit of a running program is enforced, with its value.
+func mechanismOf(p *sandbox.Process, name string) (string, int64) {
+	for _, l := range p.Confinement().Limits {
+		if l.Name == name {
+			return l.Mechanism, l.Value
+		}
+	}
+	return "", 0
+}
+
+// K7: memory over the limit is the end of the program, and is told as such.
+func TestLimitsOfMemoryHold(t *testing.T) {
+	t.Parallel()
+	grouped(t, cgroup.Memory, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		for _, c := range []struct {
+			limit  int64
+			killed bool
+		}{{48 << 20, true}, {1 << 30, false}} {
+			w := newWorld(t)
+			spec := w.spec(t, level, "x=0123456789abcdef; i=0; while [ $i -lt 22 ]; do x=$x$x; i=$((i+1)); done; echo ${#x}")
+			spec.Limits.Memory = c.limit
+			out := output(t, &spec)
+			p := start(t, l, spec)
+			if how, n := mechanismOf(p, sandbox.LimitMemory); !strings.HasPrefix(how, "cgroup v") || n != c.limit {
+				t.Errorf("%d bytes by %q", n, how)
+			}
+			if !c.killed {
+				if n := line(t, out); n != "67108864" {
+					t.Errorf("within the limit: %q", n)
+				}
+			}
+			if e := wait(t, p); e.OutOfMemory != c.killed || (e.Signal == "SIGKILL") != c.killed || (e.Code == 0) == c.killed {
+				t.Errorf("limit of %d: %+v", c.limit, e)
+			}
+			if e, ok, err := sandbox.ReadExit(spec.StateDir); err != nil || !ok || e.OutOfMemory != c.killed {
+				t.Errorf("record: %+v %v %v", e, ok, err)
+			}
+			if left := recorded(t, spec.StateDir); len(left) > 0 {
+				t.Errorf("left: %q", left)
+			}
+		}
+	})
+}
+
+// A kill that somebody asked for is none of the kernel's, however much memory was used.
+func TestLimitsTellWhoKilled(t *testing.T) {
+	t.Parallel()
+	grouped(t, cgroup.Memory, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		spec := w.spec(t, level, "echo up; exec sleep 1000")
+		spec.Limits.Memory = 64 << 20
+		out := output(t, &spec)
+		p := start(t, l, spec)
+		line(t, out)
+		if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if e := wait(t, p); e.Signal != "SIGKILL" || e.OutOfMemory {
+			t.Errorf("%+v", e)
+		}
+	})
+}
+
+// K7: a program that forks comes to its limit, whatever it starts in sessions of its own.
+func TestLimitsOfProcessesHold(t *testing.T) {
+	t.Parallel()
+	const wanted = 40
+	script := "i=0; while [ $i -lt " + strconv.Itoa(wanted) + " ]; do (setsid sleep 1000 & exit 0) 2>/dev/null || break; i=$((i+1)); done; echo $i; sleep 1000"
+	grouped(t, cgroup.PIDs, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		for _, c := range []struct {
+			limit int64
+			all   bool
+		}{{20, false}, {200, true}} {
+			w := newWorld(t)
+			spec := w.spec(t, level, script)
+			spec.Limits.PIDs = c.limit
+			out := output(t, &spec)
+			p := start(t, l, spec)
+			if how, n := mechanismOf(p, sandbox.LimitPIDs); !strings.HasPrefix(how, "cgroup v") || n != c.limit {
+				t.Errorf("%d processes by %q", n, how)
+			}
+			s, err := out.ReadString('\n') // a shell that can't fork may give up
+			n, _ := strconv.Atoi(strings.TrimSpace(s))
+			if got := err == nil && n == wanted; got != c.all || n > wanted {
+				t.Errorf("limit of %d: %d ran, %v", c.limit, n, err)
+			}
+			end(t, p)
+			if left := recorded(t, spec.StateDir); len(left) > 0 {
+				t.Errorf("left: %q", left)
+			}
+		}
+	})
+}
+
+// A share of the processors is given out and no more: a program that wants all of one is held up.
+func TestLimitsOfProcessorsHold(t *testing.T) {
+	t.Parallel()
+	grouped(t, cgroup.CPU, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		for _, c := range []struct {
+			limit int64
+			held  bool
+		}{{50, true}, {4000, false}} {
+			w := newWorld(t)
+			spec := w.spec(t, level, "while :; do :; done")
+			spec.Limits.CPU = c.limit
+			p := start(t, l, spec)
+			if how, n := mechanismOf(p, sandbox.LimitCPU); !strings.HasPrefix(how, "cgroup v") || n != c.limit {
+				t.Errorf("%d thousandths by %q", n, how)
+			}
+			for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+				periods, throttled := throttling(t, recorded(t, spec.StateDir))
+				if c.held && throttled > 0 || !c.held && periods > 3 {
+					if (throttled > 0) != c.held {
+						t.Errorf("limit of %d: held up in %d of %d periods", c.limit, throttled, periods)
+					}
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("limit of %d: held up in %d of %d periods", c.limit, throttled, periods)
+				}
+			}
+			end(t, p)
+		}
+	})
+}
+
+func throttling(t *testing.T, paths []string) (periods, throttled int) {
+	t.Helper()
+	for _, path := range paths {
+		b, err := os.ReadFile(filepath.Join(path, "cpu.stat"))
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(b)) {
+			_, _ = fmt.Sscanf(line, "nr_periods %d", &periods)
+			_, _ = fmt.Sscanf(line, "nr_throttled %d", &throttled)
+		}
+	}
+	return periods, throttled
+}
+
+// The monitor is not what is limited, nor in what is killed.
+func TestLimitsLeaveTheMonitorAlone(t *testing.T) {
+	t.Parallel()
+	grouped(t, cgroup.PIDs, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		spec := w.spec(t, level, "echo up; exec sleep 1000")
+		spec.Limits = sandbox.Limits{PIDs: 50}
+		out := output(t, &spec)
+		p := start(t, l, spec)
+		line(t, out)
+		if in := groupPaths(t, p.PID()); len(in) == 0 {
+			t.Error("the program is in no group")
+		}
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/cgroup", p.MonitorPID()))
+		if err != nil || len(tasks) == 0 {
+			t.Fatal(tasks, err)
+		}
+		own := groupPaths(t, os.Getpid())
+		for _, task := range tasks {
+			b, err := os.ReadFile(task)
+			if err == nil && strings.Count(string(b), "/"+cgroup.Prefix) != len(own) {
+				t.Errorf("%s:\n%s", task, b)
+			}
+		}
+	})
+}
+
+// K6, K16: what a program has moved to a session of its own does not outlive the monitor, whether
+// somebody watches or the next process clears up.
+func TestNothingOutlivesTheMonitorInAGroup(t *testing.T) {
+	t.Parallel()
+	for _, watched := range []bool{true, false} {
+		t.Run(fmt.Sprintf("watched %v", watched), func(t *testing.T) {
+			t.Parallel()
+			needGroup(t, cgroup.Kill)
+			l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+			spec := role(t, "parent")
+			out := output(t, &spec)
+			p, err := l.Start(deadline(t), spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { p.Close() })
+			leaf := held(t, leafPID(t, out))
+			if len(recorded(t, spec.StateDir)) == 0 {
+				t.Error("no group")
+			}
+			if !watched {
+				p.Close()
+			}
+			monitor := held(t, p.MonitorPID())
+			if err := syscall.Kill(p.MonitorPID(), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			if watched {
+				wait(t, p)
+			} else {
+				if gone(t, leaf, 0) {
+					t.Error("the leaf is gone by itself: nothing is shown")
+				}
+				if !gone(t, monitor, patience) {
+					t.Fatal("the monitor lives on")
+				}
+				if err := sandbox.Sweep(spec.StateDir); err != nil {
+					t.Error(err)
+				}
+			}
+			if !gone(t, leaf, patience) {
+				t.Error("the leaf lives on")
+			}
+			if left := recorded(t, spec.StateDir); len(left) > 0 {
+				t.Errorf("left: %q", left)
+			}
+		})
+	}
+}
+
+// A sweep of what runs does nothing, and whoever takes a program over has its limits.
+func TestTakeOverKeepsLimits(t *testing.T) {
+	t.Parallel()
+	needGroup(t, cgroup.Memory)
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	spec := shell(t, "exec sleep 1000")
+	spec.Limits = sandbox.Limits{Memory: 64 << 20}
+	p := start(t, l, spec)
+	if err := sandbox.Sweep(spec.StateDir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Start(deadline(t), spec); err == nil || !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("a second program with the folder: %v", err)
+	}
+	q, err := sandbox.Attach(deadline(t), spec.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	for _, p := range []*sandbox.Process{p, q} {
+		if how, n := mechanismOf(p, sandbox.LimitMemory); how == "" || n != 64<<20 {
+			t.Errorf("%d by %q", n, how)
+		}
+	}
+	// What is told is what is in force now.
+	for _, path := range recorded(t, spec.StateDir) {
+		for _, name := range []string{"memory.memsw.limit_in_bytes", "memory.limit_in_bytes", "memory.max"} {
+			file := filepath.Join(path, name)
+			if _, err := os.Stat(file); err == nil {
+				if err := os.WriteFile(file, []byte("128M"), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if _, n := mechanismOf(q, sandbox.LimitMemory); n != 128<<20 {
+		t.Errorf("after the limit was raised: %d", n)
+	}
+}
+
+// A group that was recorded and never used is no more than a name.
+func TestLeftoverGroupsAreClearedUp(t *testing.T) {
+	t.Parallel()
+	needGroup(t, cgroup.Kill)
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	g, err := cgroup.Find().Plan(nil, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Make(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = g.KillAll() })
+	spec := shell(t, "exec sleep 1000")
+	record := filepath.Join(spec.StateDir, "cgroup.json")
+	if err := os.WriteFile(record, []byte(`{"version":1,"group":{"parts":[{"v2":true,"path":"`+g.Parts[0].Path+`"}]}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start(t, l, spec)
+	if _, err := os.Stat(g.Parts[0].Path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: %v", g.Parts[0].Path, err)
+	}
+	// A record leads nowhere but to groups of ours.
+	for _, path := range []string{"/", "/sys/fs/cgroup", t.TempDir(), filepath.Join(t.TempDir(), cgroup.Prefix+"x")} {
+		_ = os.Mkdir(path, 0o700)
+		dir := stateDir(t)
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.json"), []byte(`{"version":1,"group":{"parts":[{"path":"`+path+`"}]}}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := sandbox.Sweep(dir); err == nil {
+			t.Errorf("%s was swept", path)
+		}
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+		if err := os.Remove(filepath.Join(dir, "cgroup.json")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Where there are no control groups, rlimits stand in at the levels that have them, and say so; what
+// they can't do is refused.
+func TestLimitsWithoutGroups(t *testing.T) {
+	t.Parallel()
+	root := os.Geteuid() == 0
+	all := sandbox.Limits{Memory: 256 << 20, PIDs: 200, CPU: 500}
+	for _, level := range allLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+			need(t, l, level)
+			l.WithoutGroups()
+			w := newWorld(t)
+			for what, c := range map[string]struct {
+				limits sandbox.Limits
+				had    bool
+			}{
+				sandbox.LimitMemory: {sandbox.Limits{Memory: all.Memory}, level != sandbox.Off},
+				sandbox.LimitPIDs:   {sandbox.Limits{PIDs: all.PIDs}, level == sandbox.Strict || level == sandbox.Limited && root},
+				sandbox.LimitCPU:    {sandbox.Limits{CPU: all.CPU}, false},
+			} {
+				spec := w.spec(t, level, "exec sleep 1000")
+				spec.Limits = c.limits
+				would, planned := l.LimitedBy(level, c.limits)
+				p, err := l.Start(deadline(t), spec)
+				if !c.had {
+					if !errors.Is(err, sandbox.ErrUnsupported) || !errors.Is(planned, sandbox.ErrUnsupported) {
+						t.Errorf("%s: %v, planned %v", what, err, planned)
+					}
+					if err == nil {
+						end(t, p)
+					}
+					continue
+				}
+				if err != nil {
+					t.Errorf("%s: %v", what, err)
+					continue
+				}
+				got := p.Confinement().Limits
+				if len(got) != 1 || got[0].Name != what || got[0].Mechanism != "rlimit" || planned != nil || len(would) != 1 || would[0] != got[0] {
+					t.Errorf("%s: %+v, planned %+v %v", what, got, would, planned)
+				}
+				end(t, p)
+			}
+		})
+	}
+}
+
+// delegatedVariable tells the tests that this user has groups of its own.
+const delegatedVariable = "OTTERS_TEST_DELEGATED"
+
+// becomeDelegate enters groups as root and goes on as a user: arguments are the id, the files to write
+// to, and after "--" what to run.
+func becomeDelegate() int {
+	uid, err := strconv.Atoi(os.Args[1])
+	if err != nil {
+		return 1
+	}
+	rest := os.Args[2:]
+	for ; rest[0] != "--"; rest = rest[1:] {
+		if err := os.WriteFile(rest[0], []byte("0"), 0); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+	}
+	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(uid), syscall.Setuid(uid)); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println(syscall.Exec(rest[1], rest[1:], []string{
+		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.Getenv("TMPDIR"), "GORACE=atexit_sleep_ms=0",
+		"OTTERS_TEST_MONITOR=" + os.Getenv("OTTERS_TEST_MONITOR"), delegatedVariable + "=1",
+	}))
+	return 1
+}
+
+// Limits hold the same for an ordinary user who was given groups, of each hierarchy that this host
+// has: under root the tests run once more as one.
+func TestLimitsOfAnOrdinaryUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("this is an ordinary user")
+	}
+	needGroup(t, cgroup.Memory)
+	needGroup(t, cgroup.PIDs)
+	needGroup(t, cgroup.CPU)
+	g, err := cgroup.Find().Plan(cgroup.Limits{cgroup.Memory: 1 << 40, cgroup.PIDs: 100_000, cgroup.CPU: 1_000_000}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Make(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.KillAll(); err != nil {
+			t.Error(err)
+		}
+	})
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "otters-delegate-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	const user = 60701
+	tmp := filepath.Join(dir, "tmp")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(tmp, 0o700), os.Chown(tmp, user, user)); err != nil {
+		t.Fatal(err)
+	}
+	program := copyProgram(t, self, filepath.Join(dir, "tests"))
+	args := []string{strconv.Itoa(user)}
+	for _, p := range g.Parts {
+		files, err := filepath.Glob(filepath.Join(p.Path, "cgroup.*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range append(files, p.Path, filepath.Join(p.Path, "tasks")) {
+			if err := os.Chown(f, user, user); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Fatal(err)
+			}
+		}
+		args = append(args, filepath.Join(p.Path, "cgroup.procs"))
+	}
+	args = append(args, "--", program, "-test.run", "^Test(Limits|NothingOutlives|TakeOverKeeps|Leftover|ProcessLimit|ConfinementIs)", "-test.v")
+	c := exec.CommandContext(deadline(t), program, args...)
+	c.Dir = dir
+	c.Env = []string{
+		roleVariable + "=delegate", "PATH=" + os.Getenv("PATH"), "TMPDIR=" + tmp, "GORACE=atexit_sleep_ms=0",
+		"OTTERS_TEST_MONITOR=" + copyProgram(t, monitorPath, filepath.Join(dir, "otters-sandbox")),
+	}
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if n := strings.Count(string(out), "--- PASS"); n < 15 {
+		t.Errorf("%d tests passed:\n%s", n, out)
+	}
+}
