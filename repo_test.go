@@ -84,6 +84,7 @@ var imports = map[string]string{
 	"agentruntime":    "loop workspace proto",
 	"system":          "executor workspace sandbox agentoci model spec proto",
 	"gateway":         "model executor",
+	"egress":          "",
 	"daemon":          "agentoci agentruntime executor gateway loop model proto registry sandbox spec system workspace",
 	"client":          "proto internal/home",
 	"testdata/agents": "",

@@ -1,0 +1,176 @@
+package egress
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestATunnelEndsEachWayByItself(t *testing.T) {
+	t.Parallel()
+	addr := rawServer(t, func(c net.Conn) {
+		text, _ := io.ReadAll(c) // until the agent has said all
+		_, _ = c.Write(append([]byte("all: "), text...))
+	})
+	p := start(t, nil, addr)
+	raw, err := net.Dial("tcp", p.l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	_ = raw.SetDeadline(time.Now().Add(deadline))
+	// The first bytes come with the request, as those of an impatient client do.
+	if _, err := io.WriteString(raw, "CONNECT "+addr+" HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic YWdlbnQ6b3RyX3NlY3JldA==\r\n\r\nearly "); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(raw)
+	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatal(resp, err)
+	}
+	if _, err := io.WriteString(raw, "late"); err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(r); err != nil || string(text) != "all: early late" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// Invariant: a peer that is silent, or takes nothing, costs the daemon a connection for a bounded time.
+func TestSilenceIsBounded(t *testing.T) {
+	t.Parallel()
+	addr := rawServer(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }) // never answers
+	p := start(t, func(o *Options) { o.IdleTimeout = 50 * time.Millisecond; o.ResolveTimeout = 50 * time.Millisecond }, addr, "silent.test")
+	tunnel, resp := p.send("CONNECT " + addr + " HTTP/1.1\r\nHost: x\r\nAUTH\r\n")
+	if resp.StatusCode != http.StatusOK {
+		t.Fatal(resp.Status)
+	}
+	if n, err := tunnel.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a silent tunnel: %d %v", n, err)
+	}
+	if got := p.get("http://" + addr); !strings.HasPrefix(got, "504") {
+		t.Errorf("a server that does not answer: %q", got)
+	}
+	// A body that never comes keeps neither the server nor the proxy.
+	if _, resp := p.send("POST http://" + addr + "/ HTTP/1.1\r\nHost: x\r\nAUTHContent-Length: 10\r\n\r\nx"); resp.StatusCode != http.StatusGatewayTimeout {
+		t.Errorf("a body that does not come: %s", resp.Status)
+	}
+	if got := p.get("http://silent.test"); !strings.HasPrefix(got, "504") || !strings.Contains(got, "no answer for the name") {
+		t.Errorf("a resolver that does not answer: %q", got)
+	}
+	// A server that sends without end, to an agent that does not read.
+	cut := make(chan struct{})
+	flood := rawServer(t, func(c net.Conn) {
+		for {
+			if _, err := c.Write(make([]byte, 64<<10)); err != nil {
+				close(cut)
+				return
+			}
+		}
+	})
+	flooded := start(t, func(o *Options) { o.IdleTimeout = 50 * time.Millisecond }, flood)
+	_, resp = flooded.send("CONNECT " + flood + " HTTP/1.1\r\nHost: x\r\nAUTH\r\n")
+	if resp.StatusCode != http.StatusOK {
+		t.Fatal(resp.Status)
+	}
+	select {
+	case <-cut:
+	case <-time.After(deadline):
+		t.Error("an agent that does not read keeps its connection")
+	}
+}
+
+func TestAnAgentsConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	addr := rawServer(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	p := start(t, nil, addr)
+	request := "CONNECT " + addr + " HTTP/1.1\r\nHost: x\r\nAUTH\r\n"
+	var conns []net.Conn
+	for i := range maxConnections {
+		conn, resp := p.send(request)
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("connection %d: %s", i, resp.Status)
+		}
+		conns = append(conns, conn)
+	}
+	p.report.take()
+	if _, resp := p.send(request); resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("one more: %s", resp.Status)
+	}
+	if c := p.report.take(); len(c) != 1 || c[0].Allowed || !strings.Contains(c[0].Reason, "128 connections") {
+		t.Errorf("reported %+v", c)
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	for { // until the proxy has noticed
+		conn, resp := p.send(request)
+		_ = conn.Close()
+		if resp.StatusCode == http.StatusOK {
+			break
+		}
+	}
+}
+
+func TestNoConnectionIsMadeThatCouldNotBeRecorded(t *testing.T) {
+	t.Parallel()
+	var reached atomic.Int32
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Add(1) }))
+	defer s.Close()
+	p := start(t, nil, s.Listener.Addr().String())
+	p.report.fail = errors.New("disk full")
+	if got := p.get(s.URL); !strings.Contains(got, "could not be recorded") || reached.Load() != 0 {
+		t.Errorf("%q, %d calls", got, reached.Load())
+	}
+	p.report.mu.Lock()
+	p.report.fail = nil
+	p.report.mu.Unlock()
+	if got := p.get(s.URL); got != "" || reached.Load() != 1 {
+		t.Errorf("%q, %d calls", got, reached.Load())
+	}
+}
+
+// The end of the agent's listener, and of the proxy, cuts what is open; Serve returns after that.
+func TestTheEndCutsWhatIsOpen(t *testing.T) {
+	t.Parallel()
+	addr := rawServer(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	for name, end := range map[string]func(*testProxy){
+		"the listener": func(p *testProxy) { _ = p.l.Close() },
+		"the proxy":    func(p *testProxy) { p.Close() },
+	} {
+		p := start(t, nil, addr)
+		tunnel, resp := p.send("CONNECT " + addr + " HTTP/1.1\r\nHost: x\r\nAUTH\r\n")
+		if resp.StatusCode != http.StatusOK {
+			t.Fatal(resp.Status)
+		}
+		plain := make(chan string, 1)
+		go func() { plain <- p.get("http://" + addr) }()
+		for n := 0; n < 2; {
+			n += len(p.report.take())
+		}
+		end(p)
+		err := <-p.served
+		p.served <- err
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n, err := tunnel.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: the tunnel is open: %v", name, err)
+		}
+		<-plain
+		if err := p.Serve(Grant{}, p.l); name == "the proxy" && !errors.Is(err, ErrClosed) {
+			t.Errorf("serve after the end: %v", err)
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package egress
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// tunnel answers CONNECT: what one side sends the other gets, each end of a direction by itself.
+func (d *door) tunnel(w http.ResponseWriter, r *http.Request) {
+	host, port, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		d.reject(r.Context(), w, &refusal{http.StatusBadRequest, "http_request_error", "CONNECT wants host:port"})
+		return
+	}
+	server, err := d.dial(r.Context(), r.Method, host, port)
+	if err != nil {
+		answer(w, asRefusal(err))
+		return
+	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	defer cancel()
+	out := newWatched(server, d.proxy.opts.IdleTimeout, cancel)
+	defer out.Close()
+	client, buf, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		answer(w, asRefusal(err))
+		return
+	}
+	defer client.Close()
+	over := context.AfterFunc(ctx, func() {
+		_ = client.Close()
+		_ = out.Close()
+	})
+	defer over()
+	if _, err := io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+		return
+	}
+	// What the client has sent already is with the server's reader.
+	early, _ := buf.Reader.Peek(buf.Reader.Buffered())
+	if len(early) > 0 {
+		if _, err := out.Write(early); err != nil {
+			return
+		}
+	}
+	var both sync.WaitGroup
+	one := func(to, from net.Conn) {
+		if _, err := io.Copy(to, from); err != nil {
+			cancel()
+			return
+		}
+		if half, ok := to.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+			return
+		}
+		cancel()
+	}
+	both.Go(func() { one(out, client) })
+	both.Go(func() { one(client, out) })
+	both.Wait()
+}
+
+// watched ends a connection on which nothing moves.
+type watched struct {
+	net.Conn
+	idle  time.Duration
+	timer *time.Timer
+}
+
+// newWatched calls end, beside closing conn, when nothing was read or written for idle.
+func newWatched(conn net.Conn, idle time.Duration, end func()) *watched {
+	return &watched{Conn: conn, idle: idle, timer: time.AfterFunc(idle, func() {
+		_ = conn.Close()
+		end()
+	})}
+}
+
+func (w *watched) moved(n int, err error) (int, error) {
+	// A timer that has run must not be set again.
+	if n > 0 && w.timer.Stop() {
+		w.timer.Reset(w.idle)
+	}
+	return n, err
+}
+
+func (w *watched) Read(p []byte) (int, error)  { return w.moved(w.Conn.Read(p)) }
+func (w *watched) Write(p []byte) (int, error) { return w.moved(w.Conn.Write(p)) }
+
+// CloseWrite tells the other side that nothing more comes.
+func (w *watched) CloseWrite() error { return closeWrite(w.Conn) }
+
+// Close stops the watch too.
+func (w *watched) Close() error {
+	w.timer.Stop()
+	return w.Conn.Close()
+}
+
+func closeWrite(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
+}
+
+// limited takes so many connections at a time; the others wait in the kernel's queue.
+type limited struct {
+	net.Listener
+	slots chan struct{}
+	idle  time.Duration
+	over  chan struct{}
+	once  sync.Once
+}
+
+func limit(l net.Listener, n int, idle time.Duration) *limited {
+	return &limited{Listener: l, slots: make(chan struct{}, n), idle: idle, over: make(chan struct{})}
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.over:
+		return nil, net.ErrClosed
+	}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	return &counted{Conn: c, idle: l.idle, slots: l.slots}, nil
+}
+
+func (l *limited) Close() error {
+	l.once.Do(func() { close(l.over) })
+	return l.Listener.Close()
+}
+
+// counted is a connection of the agent's. One that takes nothing for a while fails.
+type counted struct {
+	net.Conn
+	idle  time.Duration
+	slots chan struct{}
+	left  atomic.Bool
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	if err := c.SetWriteDeadline(time.Now().Add(c.idle)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(p)
+}
+
+// CloseWrite tells the agent that nothing more comes.
+func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
+
+func (c *counted) Close() error {
+	if !c.left.Swap(true) {
+		<-c.slots
+	}
+	return c.Conn.Close()
+}
