@@ -69,6 +69,9 @@ func Serve(ctx context.Context, opts Options) (err error) {
 	if opts.Listener != nil {
 		defer opts.Listener.Close()
 	}
+	if opts.Addr == "" && opts.Listener == nil {
+		return fmt.Errorf("%w: no address; give --addr HOST:PORT or hand a listener over", ErrConfig)
+	}
 	stopped, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
 	svc, err := newService(&opts, stopped)
@@ -140,11 +143,8 @@ func listen(ctx context.Context, opts Options) (l net.Listener, err error) {
 // newService reads the tree and checks all that a prompt needs but the sessions. It makes the root
 // absolute.
 func newService(opts *Options, stopped context.Context) (*service, error) {
-	switch {
-	case opts.Root == "":
+	if opts.Root == "" {
 		return nil, fmt.Errorf("%w: no tree; give --root DIR", ErrConfig)
-	case opts.Addr == "" && opts.Listener == nil:
-		return nil, fmt.Errorf("%w: no address; give --addr HOST:PORT or hand a listener over", ErrConfig)
 	}
 	var err error
 	if opts.Root, err = filepath.Abs(opts.Root); err != nil {

@@ -1,4 +1,5 @@
-// Command otters-runtime is the default runtime: it serves one agent's tree.
+// Command otters-runtime is the default runtime: it serves one agent's tree, answers one prompt of it, or
+// works on its sessions while nobody serves it.
 package main
 
 import (
@@ -22,6 +23,12 @@ const exitUsage = 2
 
 const usage = `usage:
   otters-runtime serve --root DIR [--model PROVIDER/NAME] [--addr HOST:PORT]
+  otters-runtime prompt --root DIR [--model PROVIDER/NAME] [--session ID] [--json] [--regenerate | TEXT | -]
+  otters-runtime session ls --root DIR
+  otters-runtime session show --root DIR [--limit N] ID
+  otters-runtime session rm --root DIR ID...
+  otters-runtime session export --root DIR [--notes] [ID...]
+  otters-runtime session import --root DIR [--replace]
   otters-runtime version
 `
 
@@ -37,6 +44,10 @@ func run(args []string) int {
 	switch args[0] {
 	case "serve":
 		return serve(args[1:])
+	case "prompt":
+		return prompt(args[1:])
+	case "session":
+		return session(args[1:])
 	case "version":
 		fmt.Println("otters-runtime", buildVersion())
 		return 0
