@@ -15,8 +15,8 @@ import (
 type door struct {
 	agent *supervised
 
-	mu   sync.Mutex
-	base string
+	mu      sync.Mutex
+	address string
 	// granted is a token that was made at create and is recorded already.
 	granted string
 }
@@ -24,7 +24,7 @@ type door struct {
 // accept takes the listener that the executor hands up, before a start and at a take-over.
 func (d *door) accept(l net.Listener) {
 	d.mu.Lock()
-	d.base = "http://" + l.Addr().String() + gateway.BasePath
+	d.address = l.Addr().String()
 	d.mu.Unlock()
 	sup := d.agent.sup
 	sup.work.Go(func() {
@@ -45,12 +45,13 @@ func (d *door) resolve(name string) (apiURL, apiKey string, err error) {
 		return "", "", err
 	}
 	d.mu.Lock()
-	base, token := d.base, d.granted
+	address, token := d.address, d.granted
 	d.granted = ""
 	d.mu.Unlock()
-	if base == "" {
+	if address == "" {
 		return "", "", errors.New("the executor gave no listener for the model's endpoint")
 	}
+	base := gateway.APIBase(ref, address)
 	if token != "" {
 		return base, token, nil
 	}

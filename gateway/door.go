@@ -124,58 +124,59 @@ func (d *door) drain(ctx context.Context) bool {
 	}
 }
 
-// finish ends connections and waits for their handlers, which have been cancelled.
+// finish ends connections and waits for their handlers, which have been cancelled. What these told
+// their agents is still on its way when they are done, so connections get a moment to become quiet.
 func (d *door) finish() error {
 	d.mu.Lock()
-	d.finishing = true
+	d.finishing, d.draining = true, true
+	d.tellQuiet()
 	d.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		d.running.Wait()
-		close(done)
-	}()
 	timer := time.NewTimer(farewell)
 	defer timer.Stop()
 	select {
-	case <-done:
+	case <-d.quiet:
 	case <-timer.C:
 	}
 	err := d.server.Close()
-	<-done
+	d.running.Wait()
 	return err
 }
 
 // handle checks the token, whatever the path, and answers.
 func (d *door) handle(w http.ResponseWriter, r *http.Request) {
 	if !d.enter() {
-		cutOff(errStopping).write(w)
+		cutOff(errStopping).write(w, dialectFor(r))
 		return
 	}
 	defer d.running.Done()
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	token, _ := gate.BearerToken(r.Header)
-	c, ok := d.gateway.begin(d, token, cancel)
+	says := dialectFor(r)
+	c, ok := d.gateway.begin(d, says.token(r.Header), cancel)
 	if !ok {
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		d.refuse(w, refusal{http.StatusUnauthorized, "authentication_error", "invalid_api_key",
+		d.refuse(w, says, refusal{http.StatusUnauthorized, "authentication_error", "invalid_api_key",
 			"token: missing, or not this agent's current one; send the key that the runtime was given as Authorization: Bearer"})
 		return
 	}
 	defer d.gateway.end(c)
 	r = r.WithContext(ctx)
-	switch r.URL.Path {
-	case BasePath + "/models":
-		if d.allow(w, r, http.MethodGet) {
+	path, isCall := callPaths[r.URL.Path]
+	switch {
+	case r.URL.Path == BasePath+"/models":
+		if d.allow(w, r, says, http.MethodGet) {
 			writeModels(w, c.ref)
 		}
-	case BasePath + "/chat/completions":
-		if d.allow(w, r, http.MethodPost) {
-			d.chat(w, r, c)
-		}
+	case !isCall:
+		d.refuse(w, says, refusal{http.StatusNotFound, "invalid_request_error", "unknown_url",
+			"path: not one of the gateway; there are " + BasePath + "/models, " + BasePath + "/chat/completions, " + BasePath + "/messages and " + BasePath + "/messages/count_tokens"})
+	case !d.allow(w, r, says, http.MethodPost):
+	case says != dialectOf(c.ref.Provider):
+		d.refuse(w, says, badRequest("wrong_format", "path: the model %s speaks %s; use that", c.ref, dialectOf(c.ref.Provider)))
 	default:
-		d.refuse(w, refusal{http.StatusNotFound, "invalid_request_error", "unknown_url",
-			"path: not one of the gateway; there are " + BasePath + "/models and " + BasePath + "/chat/completions"})
+		if f := d.call(w, r, c, path.target); f != nil {
+			d.refuse(w, says, asRefusal(f))
+		}
 	}
 }
 
@@ -189,46 +190,47 @@ func (d *door) enter() bool {
 	return true
 }
 
-func (d *door) allow(w http.ResponseWriter, r *http.Request, method string) bool {
+func (d *door) allow(w http.ResponseWriter, r *http.Request, says dialect, method string) bool {
 	if r.Method == method {
 		return true
 	}
 	w.Header().Set("Allow", method)
-	d.refuse(w, refusal{http.StatusMethodNotAllowed, "invalid_request_error", "method_not_allowed", "method: not one of this path; use " + method})
+	d.refuse(w, says, refusal{http.StatusMethodNotAllowed, "invalid_request_error", "method_not_allowed", "method: not one of this path; use " + method})
 	return false
 }
 
-// chat answers a model call.
-func (d *door) chat(w http.ResponseWriter, r *http.Request, c *call) {
+// call answers a model call; target is its path at the provider. An error is one that the agent has
+// not been told yet.
+func (d *door) call(w http.ResponseWriter, r *http.Request, c *call, target []string) error {
 	select {
 	case d.calls <- struct{}{}:
 		defer func() { <-d.calls }()
 	default:
-		d.refuse(w, refusal{http.StatusTooManyRequests, "rate_limit_error", "too_many_calls", fmt.Sprintf("model calls: %d are in flight, which is the limit of one agent; wait for one to end", maxCalls)})
-		return
+		return refusal{http.StatusTooManyRequests, "rate_limit_error", "too_many_calls", fmt.Sprintf("model calls: %d are in flight, which is the limit of one agent; wait for one to end", maxCalls)}
+	}
+	if err := dialectOf(c.ref.Provider).checkVersion(r.Header); err != nil {
+		return err
 	}
 	body, release, err := d.readBody(w, r)
 	if err != nil {
-		d.refuse(w, asRefusal(err))
-		return
+		return err
 	}
 	defer release()
 	req, err := parseRequest(body, c.ref)
 	if err != nil {
-		d.refuse(w, asRefusal(err))
-		return
+		return err
 	}
 	if c.ref.Provider == OfflineProvider {
 		d.answerOffline(w, r, req)
-		return
+		return nil
 	}
 	to, err := d.gateway.opts.Providers.route(c.ref)
 	if err != nil {
 		d.gateway.opts.Logger.Warn("model call refused", "agent", d.agent, "model", c.ref.String(), "error", err)
-		d.refuse(w, routeRefusal(c.ref, err))
-		return
+		return routeRefusal(c.ref, err)
 	}
-	d.forward(w, r, c, req, to)
+	d.forward(w, r, c, req, to, target)
+	return nil
 }
 
 // readBody reads a request whole: forwarding one that is still arriving loses answers, since the
@@ -271,7 +273,7 @@ func (d *door) readBody(w http.ResponseWriter, r *http.Request) (body []byte, re
 }
 
 // refuse tells the agent, and the log now and then.
-func (d *door) refuse(w http.ResponseWriter, f refusal) {
+func (d *door) refuse(w http.ResponseWriter, says dialect, f refusal) {
 	d.mu.Lock()
 	report := time.Since(d.reportedAt) >= reportEvery
 	unreported := d.unreported
@@ -284,5 +286,5 @@ func (d *door) refuse(w http.ResponseWriter, f refusal) {
 	if report {
 		d.gateway.opts.Logger.Info("agent refused", "agent", d.agent, "status", f.status, "code", f.code, "not_reported", unreported)
 	}
-	f.write(w)
+	f.write(w, says)
 }

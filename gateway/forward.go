@@ -30,6 +30,8 @@ var (
 // outgoing is a call on its way to a provider.
 type outgoing struct {
 	ref     model.Ref
+	speaks  dialect
+	target  []string
 	to      route
 	body    []byte
 	idle    time.Duration
@@ -47,11 +49,11 @@ func outgoingOf(ctx context.Context) *outgoing {
 }
 
 // forward sends a checked call to its provider and streams the answer back.
-func (d *door) forward(w http.ResponseWriter, r *http.Request, c *call, req request, to route) {
+func (d *door) forward(w http.ResponseWriter, r *http.Request, c *call, req request, to route, target []string) {
 	opts := d.gateway.opts
 	ctx := r.Context()
 	out := &outgoing{
-		ref: c.ref, to: to, body: req.body, idle: opts.IdleTimeout,
+		ref: c.ref, speaks: dialectOf(c.ref.Provider), target: target, to: to, body: req.body, idle: opts.IdleTimeout,
 		silence: time.AfterFunc(opts.HeaderTimeout, func() { c.cancel(errSilent) }),
 		control: http.NewResponseController(w),
 		log:     opts.Logger.With("agent", d.agent, "model", c.ref.String()),
@@ -90,27 +92,28 @@ func newProxy(base http.RoundTripper, log *slog.Logger) *httputil.ReverseProxy {
 			out := outgoingOf(r.Context())
 			if why := out.cause(); why != nil {
 				out.log.Warn("model call cut off", "cause", why)
-				cutOff(why).write(w)
+				cutOff(why).write(w, out.speaks)
 				return
 			}
 			out.log.Warn("model call failed", "error", err)
 			refusal{http.StatusBadGateway, "api_error", "provider_unreachable",
-				fmt.Sprintf("provider %s: %s; try again or ask the operator", out.ref.Provider, unreachable(err))}.write(w)
+				fmt.Sprintf("provider %s: %s; try again or ask the operator", out.ref.Provider, unreachable(err))}.write(w, out.speaks)
 		},
 	}
 }
 
-// rewrite makes the provider's request from nothing, so that no header of the agent passes.
+// rewrite makes the provider's request from nothing, so that no header of the agent passes that
+// nobody has thought of.
 func rewrite(pr *httputil.ProxyRequest) {
 	out := outgoingOf(pr.In.Context())
-	target := out.to.base.JoinPath("chat", "completions")
+	target := out.to.base.JoinPath(out.target...)
 	pr.Out.URL, pr.Out.Host = target, target.Host
 	pr.Out.Header = http.Header{
 		"Content-Type": {"application/json"},
 		"Accept":       {"application/json, text/event-stream"},
 		"User-Agent":   {"otters"},
 	}
-	out.to.authorize(pr.Out.Header)
+	out.speaks.prepare(pr.Out.Header, pr.In.Header, out.to.key)
 	pr.Out.ContentLength = int64(len(out.body))
 	pr.Out.TransferEncoding = nil
 	pr.Out.Trailer = nil
@@ -170,8 +173,8 @@ func passedOn(from http.Header, key string) http.Header {
 	to := http.Header{"Cache-Control": {"no-store"}}
 	for name, values := range from {
 		switch {
-		case name == "Content-Type", name == "Content-Length", name == "Retry-After", name == "Retry-After-Ms", name == "X-Request-Id":
-		case strings.HasPrefix(name, "X-Ratelimit-"):
+		case name == "Content-Type", name == "Content-Length", name == "Retry-After", name == "Retry-After-Ms", name == "X-Request-Id", name == "Request-Id":
+		case strings.HasPrefix(name, "X-Ratelimit-"), strings.HasPrefix(name, "Anthropic-Ratelimit-"):
 		default:
 			continue
 		}

@@ -3,7 +3,8 @@
 // package towards an agent. Invariant: a call reaches a provider only with a live grant of that
 // agent, for the one model granted, while providers.yaml allows it.
 //
-// The wire format is OpenAI Chat Completions, streamed or not. The model offline/otter is built in;
+// The wire format is that of the provider, which its name tells: Anthropic Messages for anthropic and
+// OpenAI Chat Completions for all others, streamed or not. The model offline/otter is built in;
 // offline.go says what it can do.
 package gateway
 
@@ -25,8 +26,7 @@ import (
 	"github.com/otters-sh/otters/model"
 )
 
-// BasePath is where the API starts: an agent's API base is "http://" + its listener's address +
-// BasePath, for every provider that speaks OpenAI Chat Completions and for the offline model.
+// BasePath is where the API starts; APIBase says what of it an agent is given.
 const BasePath = "/v1"
 
 // TokenPrefix starts every token that Grant makes.

@@ -128,20 +128,20 @@ func (d *door) answerOffline(w http.ResponseWriter, r *http.Request, req request
 	var chat chatRequest
 	if err := json.Unmarshal(req.body, &chat); err != nil {
 		if f := asRefusal(err); f.status < 500 {
-			d.refuse(w, f)
+			d.refuse(w, completions, f)
 			return
 		}
-		d.refuse(w, badRequest("invalid_request", "body: not a chat completion request; see its fields and their types"))
+		d.refuse(w, completions, badRequest("invalid_request", "body: not a chat completion request; see its fields and their types"))
 		return
 	}
 	limit, err := chat.check()
 	if err != nil {
-		d.refuse(w, asRefusal(err))
+		d.refuse(w, completions, asRefusal(err))
 		return
 	}
 	said, err := chat.reply(req.body)
 	if err != nil {
-		d.refuse(w, asRefusal(err))
+		d.refuse(w, completions, asRefusal(err))
 		return
 	}
 	said.cut(chat.stops(), limit)

@@ -111,7 +111,7 @@ func (a *offlineAnswer) stream(w http.ResponseWriter, r *http.Request, patience 
 	defer func() { _ = control.SetWriteDeadline(time.Time{}) }()
 	for _, c := range a.chunks() {
 		if r.Context().Err() != nil {
-			_, _ = w.Write(event(cutOff(context.Cause(r.Context()))))
+			_, _ = w.Write(completions.event(cutOff(context.Cause(r.Context()))))
 			return
 		}
 		_ = control.SetWriteDeadline(time.Now().Add(patience))

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -53,6 +52,9 @@ type provider struct {
 //	    api-base: https://api.openai.com/v1   # what /chat/completions is appended to
 //	    api-key: $OPENAI_API_KEY              # or the key itself; left out for a server without one
 //	    models: [gpt-5, gpt-5-mini]           # left out or empty: every model of this provider
+//
+// The provider named anthropic speaks Anthropic Messages: /v1/messages is appended to its api-base,
+// which is https://api.anthropic.com where left out. All others speak OpenAI Chat Completions.
 //
 // A missing file means no providers. The file must be a regular one of at most 1 MiB, belong to this
 // user or root, and have no permission bits for group and others. A field that is not known, given
@@ -200,11 +202,4 @@ func checkPrivate(info fs.FileInfo) error {
 // validKey tells whether key can stand in a header: visible ASCII of at most maxKey bytes.
 func validKey(key string) bool {
 	return len(key) <= maxKey && !strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' })
-}
-
-// authorize puts the key, if there is one, where the provider looks for it.
-func (r route) authorize(h http.Header) {
-	if r.key != "" {
-		h.Set("Authorization", "Bearer "+r.key)
-	}
 }

@@ -77,7 +77,7 @@ func parseProvider(node *yaml.Node) (entry provider, err error) {
 	if entry.key, err = parseKey(fields); err != nil {
 		return entry, err
 	}
-	if entry.base, err = parseBase(node, fields, entry.key != ""); err != nil {
+	if entry.base, err = parseBase(node, fields, entry); err != nil {
 		return entry, err
 	}
 	entry.models, err = parseModels(entry.name, fields["models"])
@@ -99,10 +99,14 @@ func parseKey(fields map[string]*yaml.Node) (string, error) {
 	return key, nil
 }
 
-func parseBase(node *yaml.Node, fields map[string]*yaml.Node, hasKey bool) (*url.URL, error) {
+func parseBase(node *yaml.Node, fields map[string]*yaml.Node, entry provider) (*url.URL, error) {
+	speaks := dialectOf(entry.name)
 	text, err := textOf(fields, "api-base")
 	if err != nil {
 		return nil, err
+	}
+	if text == "" && speaks == messages {
+		text = anthropicBase
 	}
 	if text == "" {
 		return nil, lineError(node, "api-base: missing; write the address, such as https://api.openai.com/v1")
@@ -118,8 +122,14 @@ func parseBase(node *yaml.Node, fields map[string]*yaml.Node, hasKey bool) (*url
 		return nil, lineError(at, "api-base: has a user, a query or a fragment; write the plain address and put the key into api-key")
 	case base.Scheme != "https" && base.Scheme != "http":
 		return nil, lineError(at, "api-base: scheme %q; use https, or http on this machine", base.Scheme)
-	case base.Scheme == "http" && hasKey && !isLoopback(base.Hostname()):
+	case base.Scheme == "http" && entry.key != "" && !isLoopback(base.Hostname()):
 		return nil, lineError(at, "api-base: plain http would show the key to the network; use https, or leave api-key out")
+	}
+	if wrong := speaks.checkBase(base); wrong != "" {
+		return nil, lineError(at, "%s", wrong)
+	}
+	if base.Path == "" {
+		base.Path = "/" // what is joined to an empty one would be relative
 	}
 	return base, nil
 }

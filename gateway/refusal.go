@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,7 +9,7 @@ import (
 	"github.com/otters-sh/otters/model"
 )
 
-// refusal is an answer of the gateway itself, in the shape of OpenAI's errors. Its message is read
+// refusal is an answer of the gateway itself, in the words of OpenAI's errors. Its message is read
 // by the agent, so it names neither paths nor addresses of the host.
 type refusal struct {
 	status              int
@@ -19,25 +18,12 @@ type refusal struct {
 
 func (f refusal) Error() string { return f.message }
 
-// json is the body of the answer, which inside a stream is the data of an event.
-func (f refusal) json() []byte {
-	type inner struct {
-		Message string  `json:"message"`
-		Type    string  `json:"type"`
-		Param   *string `json:"param"`
-		Code    string  `json:"code"`
-	}
-	// Strings always marshal.
-	text, _ := json.Marshal(map[string]inner{"error": {f.message, f.kind, nil, f.code}})
-	return text
-}
-
-func (f refusal) write(w http.ResponseWriter) {
+func (f refusal) write(w http.ResponseWriter, says dialect) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(f.status)
 	// The agent that hangs up has been told all there is to say.
-	_, _ = w.Write(f.json())
+	_, _ = w.Write(says.errorBody(f))
 }
 
 func badRequest(code, format string, args ...any) refusal {

@@ -9,7 +9,8 @@ import (
 	"github.com/otters-sh/otters/model"
 )
 
-// request is a call of Chat Completions, of which only what the gateway decides on is parsed.
+// request is a model call, of which only what the gateway decides on is parsed. What that is stands
+// in the same fields in both formats.
 type request struct {
 	body   []byte // as it is forwarded: one model field, and it is the granted one
 	stream bool
@@ -22,7 +23,7 @@ func parseRequest(body []byte, granted model.Ref) (request, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil || fields == nil {
 		// The reason would quote the body.
-		return request{}, badRequest("invalid_json", "body: not a JSON object; send a chat completion request")
+		return request{}, badRequest("invalid_json", "body: not a JSON object; send a request of the model's format")
 	}
 	for name := range fields {
 		if name != "model" && strings.EqualFold(name, "model") || strings.EqualFold(name, "models") || strings.EqualFold(name, "fallbacks") {
@@ -68,6 +69,22 @@ func quoteShort(s string) string {
 
 // writeModels answers with the one model that the agent may call.
 func writeModels(w http.ResponseWriter, ref model.Ref) {
+	w.Header().Set("Content-Type", "application/json")
+	if dialectOf(ref.Provider) == messages {
+		type entry struct {
+			Type        string `json:"type"`
+			ID          string `json:"id"`
+			DisplayName string `json:"display_name"`
+			CreatedAt   string `json:"created_at"`
+		}
+		_ = json.NewEncoder(w).Encode(struct {
+			Data    []entry `json:"data"`
+			HasMore bool    `json:"has_more"`
+			FirstID string  `json:"first_id"`
+			LastID  string  `json:"last_id"`
+		}{[]entry{{"model", ref.Name, ref.Name, "1970-01-01T00:00:00Z"}}, false, ref.Name, ref.Name})
+		return
+	}
 	type entry struct {
 		ID          string `json:"id"`
 		Object      string `json:"object"`
@@ -79,7 +96,6 @@ func writeModels(w http.ResponseWriter, ref model.Ref) {
 	if ref.Provider == OfflineProvider {
 		e.Description = offlineSelf
 	}
-	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(struct {
 		Object string  `json:"object"`
 		Data   []entry `json:"data"`

@@ -118,7 +118,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	if !b.stream || !b.whole || errors.Is(why, context.Canceled) {
 		return n, err
 	}
-	b.ended, b.last = true, event(b.farewell(why))
+	b.ended, b.last = true, b.out.speaks.event(b.farewell(why))
 	return n, nil
 }
 
@@ -131,6 +131,3 @@ func (b *answerBody) farewell(why error) refusal {
 }
 
 func (b *answerBody) Close() error { return b.closer.Close() }
-
-// event is a server-sent event that carries an error.
-func event(f refusal) []byte { return fmt.Appendf(nil, "data: %s\n\n", f.json()) }

@@ -1,5 +1,6 @@
-// Package modelserver is a scripted model behind the real wire format, for tests: OpenAI Chat
-// Completions over HTTP, streamed as server-sent events. It checks nothing but what a test asks of it.
+// Package modelserver is a scripted model behind the real wire formats, for tests: OpenAI Chat
+// Completions and Anthropic Messages over HTTP, streamed as server-sent events. Of requests of Chat
+// Completions it checks nothing; those of Messages are held against the rules of that format.
 package modelserver
 
 import (
@@ -15,8 +16,9 @@ import (
 // maxRequest bounds what the server reads of a request, in bytes.
 const maxRequest = 64 << 20
 
-// Request is what came in.
+// Request is what came in, in either format.
 type Request struct {
+	Path   string      `json:"-"`
 	Header http.Header `json:"-"`
 	Raw    []byte      `json:"-"`
 
@@ -25,13 +27,19 @@ type Request struct {
 	Tools     []Tool    `json:"tools"`
 	Stream    bool      `json:"stream"`
 	MaxTokens int       `json:"max_tokens"`
+
+	// Messages alone.
+	System      []Block        `json:"system"`
+	Thinking    map[string]any `json:"thinking"`
+	Temperature *float64       `json:"temperature"`
 }
 
 // Message is a message of a request. Content is text where the request gave text, and empty where it
-// gave parts.
+// gave parts; Blocks are those of Messages.
 type Message struct {
 	Role       string          `json:"role"`
 	Content    string          `json:"-"`
+	Blocks     []Block         `json:"-"`
 	RawContent json.RawMessage `json:"content"`
 	ToolCallID string          `json:"tool_call_id"`
 	ToolCalls  []struct {
@@ -43,9 +51,14 @@ type Message struct {
 	} `json:"tool_calls"`
 }
 
-// Tool is a tool that a request offers.
+// Tool is a tool that a request offers: in Function, or for Messages beside it.
 type Tool struct {
-	Type     string `json:"type"`
+	Type        string          `json:"type"`
+	Name        string          `json:"name"`
+	Description string          `json:"description"`
+	InputSchema json.RawMessage `json:"input_schema"`
+	Cache       map[string]any  `json:"cache_control"`
+
 	Function struct {
 		Name        string          `json:"name"`
 		Description string          `json:"description"`
@@ -66,50 +79,60 @@ type Call struct{ ID, Name, Args string }
 
 // Answer is what the server gives to one request.
 type Answer struct {
-	// Status other than 0 and 200 is an error, with Code and Text as its code and message.
+	// Status other than 0 and 200 is an error, with Code and Text as its code and message. Messages
+	// has Code as the error's type.
 	Status int
 	Code   string
+	// RetryAfter is the header of that name, where not empty.
+	RetryAfter string
 
 	// Text goes out rune by rune unless Pieces are given.
 	Text      string
 	Pieces    []string
 	Reasoning string
 	Calls     []Call
-	// Finish is the finish_reason; stop or tool_calls where empty.
+	// Signature goes with Reasoning, and Redacted is reasoning that is not shown; Messages alone.
+	Signature, Redacted string
+	// Finish is the finish_reason or stop_reason; the one of a whole answer where empty.
 	Finish string
-	// InputTokens and OutputTokens are the usage; with neither 1 and the number of pieces.
+	// InputTokens and OutputTokens are the usage; with neither 1 and the number of pieces. CachedTokens
+	// and CacheWrites are parts of InputTokens.
 	InputTokens, OutputTokens int
+	CachedTokens, CacheWrites int
 
 	// Hold keeps the stream open and silent after text and calls until it is closed or the caller
 	// goes away.
 	Hold <-chan struct{}
-	// Cut ends the stream there, without finish and [DONE].
-	Cut bool
+	// Cut ends the stream there, without finish and [DONE]; Abort ends the connection there.
+	Cut, Abort bool
 	// Raw is sent in place of everything else, as the body of a stream.
 	Raw string
 }
 
 // Server is a running model server. Close it.
 type Server struct {
-	// URL is the API base, ending in /v1.
-	URL string
+	// URL is the API base of Chat Completions, ending in /v1, and Base that of Messages, without it.
+	URL, Base string
 
 	http   *httptest.Server
 	answer func(Request) Answer
 
 	mu       sync.Mutex
 	requests []Request
-	cut      int // answers whose caller went away
+	signed   map[string]string // signatures that were given out, and what they are of
+	cut      int               // answers whose caller went away
 	changed  chan struct{}
 }
 
 // Start serves answer on a free port of the loopback. answer is called from several goroutines.
 func Start(answer func(Request) Answer) *Server {
-	s := &Server{answer: answer, changed: make(chan struct{})}
+	s := &Server{answer: answer, changed: make(chan struct{}), signed: map[string]string{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/chat/completions", s.completions)
+	mux.HandleFunc("POST /v1/messages", s.messages)
+	mux.HandleFunc("POST /v1/messages/count_tokens", s.messages)
 	s.http = httptest.NewServer(mux)
-	s.URL = s.http.URL + "/v1"
+	s.Base, s.URL = s.http.URL, s.http.URL+"/v1"
 	return s
 }
 
@@ -157,12 +180,18 @@ func (s *Server) change(f func()) {
 	s.changed = make(chan struct{})
 }
 
-func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
+// read takes a request in.
+func read(w http.ResponseWriter, r *http.Request) (Request, error) {
 	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest))
-	req := Request{Header: r.Header, Raw: raw}
+	req := Request{Path: r.URL.Path, Header: r.Header, Raw: raw}
 	if err == nil {
 		err = json.Unmarshal(raw, &req)
 	}
+	return req, err
+}
+
+func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
+	req, err := read(w, r)
 	if err != nil {
 		fail(w, Answer{Status: http.StatusBadRequest, Text: err.Error()})
 		return
@@ -183,15 +212,32 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 }
 
 func fail(w http.ResponseWriter, a Answer) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(a.Status)
+	errorHeader(w, a)
 	body := map[string]any{"error": map[string]any{"message": a.Text, "type": "error", "param": nil, "code": a.Code}}
 	_ = json.NewEncoder(w).Encode(body)
 }
 
+func errorHeader(w http.ResponseWriter, a Answer) {
+	w.Header().Set("Content-Type", "application/json")
+	if a.RetryAfter != "" {
+		w.Header().Set("Retry-After", a.RetryAfter)
+	}
+	w.WriteHeader(a.Status)
+}
+
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, req Request, a Answer) {
-	w.Header().Set("Content-Type", "text/event-stream")
 	out := &writer{w: w, flush: http.NewResponseController(w), model: req.Model}
+	s.play(w, r, a, out)
+}
+
+// script writes an answer in a format.
+type script interface {
+	content(Answer)
+	end(Answer)
+}
+
+func (s *Server) play(w http.ResponseWriter, r *http.Request, a Answer, out script) {
+	w.Header().Set("Content-Type", "text/event-stream")
 	if a.Raw != "" {
 		_, _ = io.WriteString(w, a.Raw)
 		return
@@ -205,7 +251,10 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, req Request, a A
 			return
 		}
 	}
-	if a.Cut {
+	switch {
+	case a.Abort:
+		panic(http.ErrAbortHandler)
+	case a.Cut:
 		return
 	}
 	out.end(a)
@@ -241,14 +290,7 @@ func (o *writer) content(a Answer) {
 	if a.Reasoning != "" {
 		o.delta(map[string]any{"reasoning_content": a.Reasoning})
 	}
-	pieces := a.Pieces
-	if pieces == nil {
-		for s := a.Text; s != ""; {
-			_, n := utf8.DecodeRuneInString(s)
-			pieces, s = append(pieces, s[:n]), s[n:]
-		}
-	}
-	for _, p := range pieces {
+	for _, p := range a.pieces() {
 		o.delta(map[string]any{"content": p})
 	}
 	for i, c := range a.Calls {
@@ -262,14 +304,33 @@ func (o *writer) call(index int, c Call) {
 		o.delta(map[string]any{"tool_calls": []any{f}})
 	}
 	piece(map[string]any{"id": c.ID, "type": "function", "function": map[string]any{"name": c.Name, "arguments": ""}})
+	for _, s := range c.pieces() {
+		piece(map[string]any{"function": map[string]any{"arguments": s}})
+	}
+}
+
+// pieces are those of the text.
+func (a Answer) pieces() []string {
+	pieces := a.Pieces
+	if pieces == nil {
+		for s := a.Text; s != ""; {
+			_, n := utf8.DecodeRuneInString(s)
+			pieces, s = append(pieces, s[:n]), s[n:]
+		}
+	}
+	return pieces
+}
+
+// pieces are those of the arguments.
+func (c Call) pieces() (pieces []string) {
 	for s := c.Args; s != ""; {
 		n := min(7, len(s))
 		for n < len(s) && !utf8.RuneStart(s[n]) {
 			n++
 		}
-		piece(map[string]any{"function": map[string]any{"arguments": s[:n]}})
-		s = s[n:]
+		pieces, s = append(pieces, s[:n]), s[n:]
 	}
+	return pieces
 }
 
 func (o *writer) end(a Answer) {
@@ -286,6 +347,7 @@ func (o *writer) end(a Answer) {
 	o.chunk([]any{map[string]any{"index": 0, "delta": map[string]any{}, "finish_reason": finish}}, nil)
 	o.chunk([]any{}, map[string]any{
 		"prompt_tokens": a.InputTokens, "completion_tokens": a.OutputTokens, "total_tokens": a.InputTokens + a.OutputTokens,
+		"prompt_tokens_details": map[string]any{"cached_tokens": a.CachedTokens},
 	})
 	_, _ = io.WriteString(o.w, "data: [DONE]\n\n")
 }
