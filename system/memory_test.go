@@ -29,6 +29,11 @@ import (
 
 // spawner starts nothing: its command serves the scripted runtime from memory until it is signalled.
 type spawner struct {
+	// runtime is what it serves; nil is a scripted one that is ready.
+	runtime agentv1.AgentRuntimeServer
+	// starting, where not nil, is called as the command is started.
+	starting func() error
+
 	ln *bufconn.Listener
 
 	mu   sync.Mutex
@@ -75,8 +80,17 @@ func (s *spawner) Dial(context.Context, string) (*grpc.ClientConn, error) {
 }
 
 func (c *command) Start() error {
+	if c.s.starting != nil {
+		if err := c.s.starting(); err != nil {
+			return err
+		}
+	}
 	c.srv = grpc.NewServer()
-	agentv1.RegisterAgentRuntimeServer(c.srv, &scripted{ready: true})
+	if c.s.runtime == nil {
+		agentv1.RegisterAgentRuntimeServer(c.srv, &scripted{ready: true})
+	} else {
+		agentv1.RegisterAgentRuntimeServer(c.srv, c.s.runtime)
+	}
 	c.s.mu.Lock()
 	ln := c.s.ln
 	c.s.mu.Unlock()
