@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -51,7 +49,7 @@ func programs(t *testing.T) string {
 		if built.err = os.Chmod(built.dir, 0o755); built.err != nil {
 			return
 		}
-		cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", built.dir+"/", "../ottersd", "../otters-sandbox", "../otters-runtime", "../otters-tools")
+		cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", built.dir+"/", "../ottersd", "../otters-sandbox", "../otters-runtime", "../otters-tools", "./testdata/caller")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // inside strict there is no loader
 		if out, err := cmd.CombinedOutput(); err != nil {
 			built.err = fmt.Errorf("build: %w\n%s", err, out)
@@ -86,7 +84,14 @@ type process struct {
 // start runs ottersd on home until it is ready.
 func start(t *testing.T, home string) *process {
 	t.Helper()
-	p := &process{Cmd: exec.Command(filepath.Join(programs(t), "ottersd"), "--home", home), stderr: new(bytes.Buffer)}
+	return startFrom(t, programs(t), home, nil)
+}
+
+// startFrom is start with the programs of a folder, as a user; nil is that of the test.
+func startFrom(t *testing.T, bin, home string, user *syscall.Credential) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command(filepath.Join(bin, "ottersd"), "--home", home), stderr: new(bytes.Buffer)}
+	p.SysProcAttr = &syscall.SysProcAttr{Credential: user}
 	p.Stderr = p.stderr
 	out, err := p.StdoutPipe()
 	if err != nil {
@@ -143,73 +148,6 @@ func TestTheDaemonSaysWhenItIsReadyAndEndsOnASignal(t *testing.T) {
 			t.Errorf("the socket is left: %v", err)
 		}
 	}
-}
-
-func TestK16AKilledDaemonsAgentsAreTakenOver(t *testing.T) {
-	t.Parallel()
-	home := newHome(t)
-	first := start(t, home)
-	build(t, first.api)
-	if _, err := first.api.CreateAgent(t.Context(), &daemonv1.CreateAgentRequest{Image: "a", Name: "a"}); err != nil {
-		t.Fatal(err)
-	}
-	pid := ready(t, first.api)
-	runtime, err := os.FindProcess(int(pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = runtime.Kill() })
-	if err := first.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = first.Wait()
-
-	second := start(t, home)
-	if got := ready(t, second.api); got != pid {
-		t.Errorf("pid %d, before %d: restarted", got, pid)
-	}
-	stream, err := second.api.Prompt(t.Context(), &daemonv1.PromptRequest{Agent: "a", Text: "count to 3"})
-	for err == nil {
-		_, err = stream.Recv()
-	}
-	if !errors.Is(err, io.EOF) {
-		t.Errorf("prompt after the take-over: %v", err)
-	}
-	r, err := second.api.Shutdown(t.Context(), &daemonv1.ShutdownRequest{StopAgents: true})
-	if err != nil || r.GetStopped() != 1 {
-		t.Errorf("shutdown: %v, %v", r, err)
-	}
-	if err := second.Wait(); err != nil {
-		t.Errorf("after the shutdown: %v: %s", err, second.stderr)
-	}
-	if err := syscall.Kill(int(pid), 0); !errors.Is(err, syscall.ESRCH) {
-		t.Errorf("the runtime still runs: %v", err)
-	}
-}
-
-// ready waits until agent a is ready and returns its pid.
-func ready(t *testing.T, api daemonv1.DaemonServiceClient) int32 {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	stream, err := api.WatchAgent(ctx, &daemonv1.WatchAgentRequest{Agent: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		m, err := stream.Recv()
-		if err != nil || m.GetAgent().GetStatus() == "failed" {
-			t.Fatalf("%v, %v", m, err)
-		}
-		if m.GetAgent().GetStatus() == "ready" {
-			break
-		}
-	}
-	r, err := api.GetAgent(ctx, &daemonv1.GetAgentRequest{Agent: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r.GetAgent().GetPid()
 }
 
 func build(t *testing.T, api daemonv1.DaemonServiceClient) {
