@@ -100,17 +100,13 @@ func readSettings(path string) (settings, error) {
 
 func (s *settings) parse(b []byte) error {
 	var file struct {
-		ReadyTimeout *duration `yaml:"ready-timeout"`
-		RegistryPort *int      `yaml:"registry-port"`
-		LogMaxSize   *size     `yaml:"log-max-size"`
-		LogFiles     *int      `yaml:"log-files"`
-		MaxStarts    *int      `yaml:"max-starts"`
-		Upstreams    []struct {
-			Registry  string `yaml:"registry"`
-			Policy    string `yaml:"policy"`
-			PlainHTTP bool   `yaml:"plain-http"`
-		} `yaml:"upstreams"`
-		Sandbox *string `yaml:"sandbox"`
+		ReadyTimeout *duration        `yaml:"ready-timeout"`
+		RegistryPort *int             `yaml:"registry-port"`
+		LogMaxSize   *size            `yaml:"log-max-size"`
+		LogFiles     *int             `yaml:"log-files"`
+		MaxStarts    *int             `yaml:"max-starts"`
+		Upstreams    []upstreamConfig `yaml:"upstreams"`
+		Sandbox      *string          `yaml:"sandbox"`
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	dec.KnownFields(true)
@@ -130,7 +126,7 @@ func (s *settings) parse(b []byte) error {
 		}
 	}
 	for _, v := range file.Upstreams {
-		u, err := parseUpstream(v.Registry, v.Policy, v.PlainHTTP)
+		u, err := parseUpstream(v)
 		if err != nil {
 			return err
 		}

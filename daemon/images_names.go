@@ -29,8 +29,21 @@ func storeName(ref spec.Reference) string {
 	return storedRepository(ref) + ":" + ref.Identifier()
 }
 
-// shownName undoes storedRepository in a repository or reference of the store.
+// pinnedTag names what was pulled by digest alone, so that it is kept.
+var pinnedTag = regexp.MustCompile(`:pinned\.(sha256)\.([0-9a-f]{64})$`)
+
+// keptName is storeName, or for a digest the tag that keeps it.
+func keptName(ref spec.Reference) string {
+	if ref.Digest == "" {
+		return storeName(ref)
+	}
+	tag := "pinned." + strings.Replace(ref.Digest, ":", ".", 1)
+	return storedRepository(ref) + ":" + tag[:min(len(tag), 128)]
+}
+
+// shownName undoes storedRepository in a repository or reference of the store, and keptName.
 func shownName(stored string) string {
+	stored = pinnedTag.ReplaceAllString(stored, "@$1:$2")
 	first, rest, ok := strings.Cut(stored, "/")
 	if m := storedPort.FindStringSubmatch(first); ok && m != nil {
 		return m[1] + ":" + m[2] + "/" + rest

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -21,58 +22,40 @@ import (
 	"github.com/otters-sh/otters/spec"
 )
 
-const (
-	// stallTimeout is how long another registry may send nothing.
-	stallTimeout = 60 * time.Second
-	// reopenings is how often one blob is gone on with after its connection broke.
-	reopenings = 5
-)
+// reopenings is how often one blob is gone on with after its connection broke.
+const reopenings = 5
 
-// newRemoteTransport honours the proxies and the certificates of the environment, as Go programs do:
-// HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR.
-func newRemoteTransport() *http.Transport {
-	return &http.Transport{
-		Proxy:                  http.ProxyFromEnvironment,
-		DialContext:            (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
-		ForceAttemptHTTP2:      true,
-		MaxIdleConnsPerHost:    transfersAtOnce,
-		IdleConnTimeout:        90 * time.Second,
-		TLSHandshakeTimeout:    15 * time.Second,
-		ResponseHeaderTimeout:  stallTimeout,
-		MaxResponseHeaderBytes: maxHeaderBytes,
+// upstreamOf is what is known of the registry at a host.
+func (r *imageRegistry) upstreamOf(host string) *upstream {
+	if u := r.upstreams[host]; u != nil {
+		return u
 	}
+	return otherRegistry(host)
 }
 
-// remote opens a repository of another registry, with HTTPS but to this machine, and with the
-// credentials of DOCKER_CONFIG, which are read at every call.
-func (r *imageRegistry) remote(ref spec.Reference) (*remote.Repository, error) {
+// remote opens a repository of another registry with the credentials of DOCKER_CONFIG, which are read
+// at every call. The caller closes it.
+func (r *imageRegistry) remote(ref spec.Reference) (*remote.Repository, func(), error) {
 	if ref.Host() == "" {
-		return nil, fail(codes.InvalidArgument, "write host/"+ref.String(), "%s: names no other registry", ref)
+		return nil, nil, fail(codes.InvalidArgument, "write host/"+ref.String(), "%s: names no other registry", ref)
 	}
 	repo, err := remote.NewRepository(ref.Name)
 	if err != nil {
-		return nil, &failure{code: codes.InvalidArgument, err: err}
+		return nil, nil, &failure{code: codes.InvalidArgument, err: err}
 	}
 	store, err := credentials.NewStoreFromDocker(credentials.StoreOptions{})
 	if err != nil {
-		return nil, fail(codes.FailedPrecondition, "correct config.json in DOCKER_CONFIG, or in ~/.docker without one", "%s: credentials: %w", ref, err)
+		return nil, nil, fail(codes.FailedPrecondition, "correct config.json in DOCKER_CONFIG, or in ~/.docker without one", "%s: credentials: %w", ref, err)
 	}
-	repo.PlainHTTP = isLoopback(ref.Host())
+	c := newUpstreamClient(r.upstreamOf(ref.Host()), r.stall)
+	repo.PlainHTTP = c.plainHTTP
+	repo.SkipReferrersGC = true
 	repo.Client = &auth.Client{
-		Client:     &http.Client{Transport: remoteretry.NewTransport(r.transport)},
+		Client:     &http.Client{Transport: remoteretry.NewTransport(c), CheckRedirect: c.checkRedirect},
 		Cache:      auth.NewCache(),
 		Credential: credentials.Credential(store),
 	}
-	return repo, nil
-}
-
-func isLoopback(hostport string) bool {
-	host, _, err := net.SplitHostPort(hostport)
-	if err != nil {
-		host = hostport
-	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	return repo, c.close, nil
 }
 
 // remoteError gives an error of another registry a code and what to do.
@@ -80,6 +63,7 @@ func remoteError(ctx context.Context, verb string, ref spec.Reference, err error
 	var known *failure
 	var answer *errcode.ErrorResponse
 	var network net.Error
+	var untrusted *tls.CertificateVerificationError
 	what := fmt.Errorf("%s %s: %w", verb, ref, err)
 	switch {
 	case ctx.Err() != nil:
@@ -90,6 +74,10 @@ func remoteError(ctx context.Context, verb string, ref spec.Reference, err error
 		return &failure{code: codes.PermissionDenied, err: what, hint: "log in to " + ref.Host() + ", so that config.json in DOCKER_CONFIG, or in ~/.docker without one, has credentials that may; ottersd reads it as its own user"}
 	case errors.Is(err, errdef.ErrNotFound), answer != nil && answer.StatusCode == http.StatusNotFound:
 		return &failure{code: codes.NotFound, err: what}
+	case errors.As(err, &untrusted):
+		return &failure{code: codes.FailedPrecondition, err: what, hint: "name a file with its authority: in SSL_CERT_FILE when ottersd is started, or as ca-file of this registry in upstreams of config.yaml"}
+	case errors.Is(err, errRefused):
+		return &failure{code: codes.FailedPrecondition, err: what}
 	case errors.As(err, &network), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, errStalled):
 		return &failure{code: codes.Unavailable, err: what, hint: "run it again; what has arrived is kept"}
 	}
@@ -100,13 +88,15 @@ func remoteError(ctx context.Context, verb string, ref spec.Reference, err error
 func transient(err error) bool {
 	var answer *errcode.ErrorResponse
 	var network net.Error
+	var untrusted *tls.CertificateVerificationError
+	if errors.Is(err, errRefused) || errors.As(err, &untrusted) {
+		return false
+	}
 	if errors.As(err, &answer) {
 		return answer.StatusCode >= 500 || answer.StatusCode == http.StatusTooManyRequests
 	}
 	return errors.As(err, &network) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || errors.Is(err, errStalled)
 }
-
-var errStalled = fmt.Errorf("nothing arrived for %s", stallTimeout)
 
 // resumer reads a blob of another registry. It asks for it at the first read, and goes on where it
 // was after a connection broke. Whether the bytes are right, the reader checks.
@@ -149,13 +139,7 @@ func (r *resumer) read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
-	stalled := make(chan struct{})
-	timer := time.AfterFunc(stallTimeout, func() { close(stalled); r.cancel() })
 	n, err := r.body.Read(p)
-	if !timer.Stop() {
-		<-stalled
-		return n, errStalled
-	}
 	if err != nil && !errors.Is(err, io.EOF) && n > 0 {
 		// The bytes count; the next read meets the error again.
 		err = nil

@@ -205,14 +205,14 @@ func (s imageService) RemoveImage(ctx context.Context, req *daemonv1.RemoveImage
 		if err != nil {
 			return nil, err
 		}
-		if ref.Digest != "" {
-			return nil, fail(codes.InvalidArgument, "name the tag", "remove: %s: a digest is no name that can be removed", name)
+		if _, err := s.sup.images.store.Resolve(ctx, keptName(ref)); ref.Digest != "" && err != nil {
+			return nil, fail(codes.InvalidArgument, "name the tag", "remove: %s: it was not pulled by its digest, so that is no name that can be removed", name)
 		}
 		refs = append(refs, ref)
 	}
 	out := &daemonv1.RemoveImageResponse{}
 	for _, ref := range refs {
-		if err := s.sup.images.store.Untag(ctx, storeName(ref)); err != nil && !errors.Is(err, errdef.ErrNotFound) {
+		if err := s.sup.images.store.Untag(ctx, keptName(ref)); err != nil && !errors.Is(err, errdef.ErrNotFound) {
 			return nil, fmt.Errorf("remove %s: %w", ref, err)
 		}
 		out.References = append(out.References, ref.String())

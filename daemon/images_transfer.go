@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"sync"
 	"time"
 
@@ -25,8 +26,10 @@ const (
 	// maxRemoteManifest and maxRemoteParts bound what another registry says an image is made of.
 	maxRemoteManifest = 4 << 20
 	maxRemoteParts    = 10_000
-	// maxRemoteBlob is what the embedded registry takes.
-	maxRemoteBlob = 16 << 30
+	// maxRemoteBlob is what the embedded registry takes, and maxRemoteBytes bounds a whole image that
+	// another one offers.
+	maxRemoteBlob  = 16 << 30
+	maxRemoteBytes = 16 << 30
 	// maxMountedFrom is how many repositories are asked for a blob before it is sent.
 	maxMountedFrom = 3
 	// pushTries is how often a push is gone on with after its connection broke.
@@ -79,10 +82,10 @@ func (c *counted) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// hooks are the options of a copy that reports to p and is bounded.
-func (p *progress) hooks() oras.CopyGraphOptions {
+// hooks are the options of a copy of at most most bytes that reports to p.
+func (p *progress) hooks(most int64) oras.CopyGraphOptions {
 	var mu sync.Mutex
-	parts := 0
+	parts, bytes := 0, int64(0)
 	return oras.CopyGraphOptions{
 		Concurrency: transfersAtOnce, MaxMetadataBytes: maxRemoteManifest,
 		PostCopy: func(_ context.Context, d ocispec.Descriptor) error { return p.report(d, "done", d.Size) },
@@ -100,6 +103,9 @@ func (p *progress) hooks() oras.CopyGraphOptions {
 			for _, s := range list {
 				if s.Size < 0 || s.Size > maxRemoteBlob {
 					return nil, fail(codes.FailedPrecondition, "", "%s: a part of %d bytes, more than %d", s.Digest, s.Size, int64(maxRemoteBlob))
+				}
+				if bytes += s.Size; bytes > most {
+					return nil, fail(codes.FailedPrecondition, "", "%s: the image has more than %d bytes", d.Digest, most)
 				}
 			}
 			return list, err
@@ -193,10 +199,11 @@ func (r *imageRegistry) pull(ctx context.Context, ref spec.Reference, p *progres
 }
 
 func (r *imageRegistry) pullOnce(ctx context.Context, ref spec.Reference, p *progress) (ocispec.Descriptor, error) {
-	repo, err := r.remote(ref)
+	repo, done, err := r.remote(ref)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
+	defer done()
 	desc, err := repo.Resolve(ctx, ref.Identifier())
 	if err != nil {
 		return desc, err
@@ -207,13 +214,14 @@ func (r *imageRegistry) pullOnce(ctx context.Context, ref spec.Reference, p *pro
 	if desc.Size > maxRemoteManifest {
 		return desc, fmt.Errorf("a manifest of %d bytes, more than %d", desc.Size, maxRemoteManifest)
 	}
-	if err := oras.CopyGraph(ctx, departure{repo, p}, arrival{r}, desc, p.hooks()); err != nil {
+	if err := oras.CopyGraph(ctx, departure{repo, p}, arrival{r}, desc, p.hooks(maxRemoteBytes)); err != nil {
 		return desc, err
 	}
-	return desc, r.store.Tag(ctx, desc, storeName(ref))
+	return desc, r.store.Tag(ctx, desc, keptName(ref))
 }
 
-// ensure pulls what ref names where it names another registry and is not here yet.
+// ensure pulls what ref names where it names another registry and, as the policy of that one has it,
+// is not here yet or may have moved.
 func (r *imageRegistry) ensure(ctx context.Context, ref spec.Reference, p *progress) (pulled bool, err error) {
 	if ref.Host() == "" {
 		return false, nil
@@ -223,9 +231,18 @@ func (r *imageRegistry) ensure(ctx context.Context, ref spec.Reference, p *progr
 		return false, err
 	}
 	defer leave()
-	_, err = r.store.Resolve(ctx, storeName(ref))
-	if err == nil || !errors.Is(err, errdef.ErrNotFound) {
+	u := r.upstreamOf(ref.Host())
+	desc, err := r.store.Resolve(ctx, storeName(ref))
+	switch {
+	case err == nil && ref.Digest != "" && ref.Tag == "":
+		// It came under a tag that may move.
+		return false, r.store.Tag(ctx, desc, keptName(ref))
+	case err == nil && (ref.Digest != "" || u.policy != policyAlways):
+		return false, nil
+	case err != nil && !errors.Is(err, errdef.ErrNotFound):
 		return false, err
+	case u.policy == policyNever:
+		return false, fail(codes.NotFound, "`otters image pull "+ref.String()+"` gets it", "%s: not in the registry, and the policy of %s is never", ref, u.host)
 	}
 	_, err = r.pull(ctx, ref, p)
 	return err == nil, err
@@ -256,11 +273,12 @@ func (r *imageRegistry) push(ctx context.Context, src, to spec.Reference, p *pro
 	if err != nil {
 		return desc, fmt.Errorf("push %s: %w", src, err)
 	}
-	repo, err := r.remote(to)
+	repo, done, err := r.remote(to)
 	if err != nil {
 		return desc, err
 	}
-	opts := p.hooks()
+	defer done()
+	opts := p.hooks(math.MaxInt64)
 	opts.MountFrom = func(ctx context.Context, d ocispec.Descriptor) ([]string, error) { return r.mountable(ctx, to, d) }
 	for try := 1; ; try++ {
 		err = oras.CopyGraph(ctx, shelf{r, p}, repo, desc, opts)

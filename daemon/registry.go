@@ -38,9 +38,9 @@ type imageRegistry struct {
 	server *http.Server
 	served sync.WaitGroup
 
-	// transport leads to other registries.
-	transport *http.Transport
-	flights   flights
+	// stall is how long another registry may send or take nothing.
+	stall   time.Duration
+	flights flights
 }
 
 // openRegistry opens the store and starts serving. An explicit port that is taken is an error; the
@@ -63,7 +63,7 @@ func openRegistryFor(h *home, port int, anonymousPull bool, logger *slog.Logger)
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	r := &imageRegistry{store: store, addr: l.Addr().String(), token: token, transport: newRemoteTransport()}
+	r := &imageRegistry{store: store, addr: l.Addr().String(), token: token, stall: stallTimeout}
 	api := store.Handler(registry.HandlerOptions{TokenHash: gate.TokenHash(token), AnonymousPull: anonymousPull, Log: logger})
 	r.server = &http.Server{
 		Handler:           gate.HTTP(api, gate.HTTPOptions{Hosts: gate.LoopbackHosts(l.Addr())}),
@@ -105,16 +105,12 @@ func (r *imageRegistry) close(ctx context.Context) error {
 		err = r.server.Close()
 	}
 	r.served.Wait()
-	r.transport.CloseIdleConnections()
 	return errors.Join(err, r.store.Close())
 }
 
 // opener finds images for builds and agents: in the embedded registry, where what another registry
-// has is pulled first. One of an upstream is kept as config.yaml says.
+// has is pulled first, as the policy of that one has it.
 func (r *imageRegistry) opener(ctx context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {
-	if u := r.upstreams[ref.Host()]; u != nil {
-		return u.open(ctx, r.store, ref)
-	}
 	if _, err := r.ensure(ctx, ref, nil); err != nil {
 		return nil, "", err
 	}
@@ -150,12 +146,7 @@ func (r *imageRegistry) digest(ref string) string {
 	if parsed.Digest != "" && parsed.Host() == "" {
 		return parsed.Digest
 	}
-	name := storeName(parsed)
-	if u := r.upstreams[parsed.Host()]; u != nil {
-		repository, tag := u.cached(parsed)
-		name = repository + ":" + tag
-	}
-	desc, err := r.store.Resolve(context.Background(), name)
+	desc, err := r.store.Resolve(context.Background(), storeName(parsed))
 	if err != nil {
 		return ""
 	}

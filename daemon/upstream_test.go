@@ -5,11 +5,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +23,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc/codes"
 	"oras.land/oras-go/v2/content"
 
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
@@ -73,18 +78,20 @@ func pushTestImage(t *testing.T, s *registry.Store, ref, layer string) ocispec.D
 	return desc
 }
 
-func testUpstream(t *testing.T, url, policy string) *upstream {
+// through is a registry over a store that gets images of the server at url as a policy has it.
+func through(t *testing.T, store *registry.Store, url, policy string) *imageRegistry {
 	t.Helper()
-	u, err := parseUpstream(strings.TrimPrefix(url, "http://"), policy, true)
+	host := strings.TrimPrefix(url, "http://")
+	u, err := parseUpstream(upstreamConfig{Registry: host, Policy: policy, PlainHTTP: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return u
+	return &imageRegistry{store: store, upstreams: map[string]*upstream{host: u}, stall: time.Minute}
 }
 
-func (u *upstream) ref(t *testing.T, rest string) spec.Reference {
+func refAt(t *testing.T, url, rest string) spec.Reference {
 	t.Helper()
-	ref, err := spec.ParseReference(u.host + "/" + rest)
+	ref, err := spec.ParseReference(strings.TrimPrefix(url, "http://") + "/" + rest)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,8 +106,7 @@ func TestUpstreamPolicies(t *testing.T) {
 	first := pushTestImage(t, far, "tools/x:v1", strings.Repeat("first", 30000))
 	// got is what a policy gives, "" for an error.
 	got := func(policy, rest string) digest.Digest {
-		u := testUpstream(t, server.URL, policy)
-		store, name, err := u.open(t.Context(), near, u.ref(t, rest))
+		store, name, err := through(t, near, server.URL, policy).opener(t.Context(), refAt(t, server.URL, rest))
 		if err != nil {
 			return ""
 		}
@@ -134,6 +140,12 @@ func TestUpstreamPolicies(t *testing.T) {
 	if done, err := near.Collect(t.Context(), registry.CollectOptions{}); err != nil || done.Manifests != 0 {
 		t.Errorf("what was pulled is collected: %+v %v", done, err)
 	}
+	// Asked for by name, it comes whatever the policy is.
+	again := httptest.NewServer(far.Handler(registry.HandlerOptions{AnonymousPull: true}))
+	defer again.Close()
+	if desc, err := through(t, near, again.URL, policyNever).pull(t.Context(), refAt(t, again.URL, "tools/x:v1"), nil); err != nil || desc.Digest != second.Digest {
+		t.Errorf("a pull by hand: %v %v", desc, err)
+	}
 }
 
 // R15: whatever an upstream answers, nothing of it is tagged, and the answer is over in time.
@@ -153,18 +165,23 @@ func TestR15MaliciousUpstreamFillsNothing(t *testing.T) {
 	inner := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
 	t.Cleanup(inner.Close)
 	layer := content.NewDescriptorFromBytes("application/x.layer", []byte("layer"))
-	huge := ocispec.Descriptor{MediaType: layer.MediaType, Digest: layer.Digest, Size: maxPullBytes + 1}
+	huge := ocispec.Descriptor{MediaType: layer.MediaType, Digest: layer.Digest, Size: maxRemoteBytes + 1}
 	serve := func(b string) func(http.ResponseWriter, *http.Request) {
 		return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, b) }
 	}
+	near := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "layer") }))
+	t.Cleanup(near.Close)
 	for name, c := range map[string]struct {
 		manifest []byte
 		blob     func(http.ResponseWriter, *http.Request)
 		fine     bool
 	}{
 		"as it should be": {manifest(layer), serve("layer"), true},
-		"other content":   {manifest(layer), serve("later"), false},
-		"too short":       {manifest(layer), serve("lay"), false},
+		"redirect to a host that is named": {manifest(layer), func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, near.URL+"/layer", http.StatusFound)
+		}, true},
+		"other content": {manifest(layer), serve("later"), false},
+		"too short":     {manifest(layer), serve("lay"), false},
 		"never ending": {manifest(layer), func(w http.ResponseWriter, r *http.Request) {
 			for r.Context().Err() == nil {
 				if _, err := w.Write(make([]byte, 64<<10)); err != nil {
@@ -207,15 +224,15 @@ func TestR15MaliciousUpstreamFillsNothing(t *testing.T) {
 				}
 			}))
 			t.Cleanup(evil.Close)
-			u := testUpstream(t, evil.URL, policyMissing)
-			u.idle = 500 * time.Millisecond
-			if c.fine {
-				u.idle = time.Minute
-			}
 			store := openTestStore(t)
+			r := through(t, store, evil.URL, policyMissing)
+			r.upstreams[strings.TrimPrefix(evil.URL, "http://")].hosts[strings.TrimPrefix(near.URL, "http://")] = true
+			if !c.fine {
+				r.stall = 300 * time.Millisecond
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			_, _, err := u.open(ctx, store, u.ref(t, "x:v1"))
+			_, _, err := r.opener(ctx, refAt(t, evil.URL, "x:v1"))
 			if (err == nil) != c.fine || ctx.Err() != nil {
 				t.Errorf("open: %v, %v", err, ctx.Err())
 			}
@@ -234,18 +251,88 @@ func TestR15MaliciousUpstreamFillsNothing(t *testing.T) {
 	})
 }
 
+// R14: credentials and contents go over https, and nobody is asked for what a registry may not point
+// to, a proxy neither.
+func TestR14WhereARegistryMayPointTo(t *testing.T) {
+	t.Parallel()
+	configured, err := parseUpstream(upstreamConfig{Registry: "harbor.example", Hosts: []string{"10.0.0.7:9000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		u    *upstream
+		url  string
+		fine bool
+	}{
+		{otherRegistry("ghcr.io"), "https://ghcr.io/v2/", true},
+		{otherRegistry("ghcr.io"), "https://blobs.example/x", true},
+		{otherRegistry("ghcr.io"), "https://8.8.8.8/x", true},
+		{otherRegistry("ghcr.io"), "http://ghcr.io/v2/", false},
+		{otherRegistry("ghcr.io"), "http://ghcr.io:443/token", false},
+		{otherRegistry("ghcr.io"), "https://10.0.0.7:9000/x", false},
+		{otherRegistry("ghcr.io"), "https://169.254.169.254/latest/", false},
+		{otherRegistry("ghcr.io"), "https://[::1]/x", false},
+		{otherRegistry("ghcr.io"), "file:///etc/passwd", false},
+		{otherRegistry("10.0.0.7"), "https://10.0.0.7/v2/", true},
+		{otherRegistry("10.0.0.7"), "https://10.0.0.7:8443/v2/", false},
+		{otherRegistry("localhost:5000"), "http://localhost:5000/v2/", true},
+		{otherRegistry("127.0.0.1:5000"), "http://127.0.0.1:5001/v2/", false},
+		{configured, "https://10.0.0.7:9000/x", true},
+		{configured, "https://10.0.0.8:9000/x", false},
+		{configured, "http://10.0.0.7:9000/x", false},
+	} {
+		u, err := url.Parse(c.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := newUpstreamClient(c.u, time.Minute).check(u); (err == nil) != c.fine || err != nil && !errors.Is(err, errRefused) {
+			t.Errorf("%s to %s: %v", c.u.host, c.url, err)
+		}
+	}
+}
+
+// A registry on this machine may be one with a certificate of an authority of its own.
+func TestUpstreamWithAnAuthorityOfItsOwn(t *testing.T) {
+	t.Parallel()
+	far := openTestStore(t)
+	server := httptest.NewTLSServer(far.Handler(registry.HandlerOptions{AnonymousPull: true}))
+	t.Cleanup(server.Close)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	want := pushTestImage(t, far, "x:v1", "layer")
+	host := strings.TrimPrefix(server.URL, "https://")
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for ca, fine := range map[string]bool{file: true, "": false} {
+		u, err := parseUpstream(upstreamConfig{Registry: host, CAFile: ca})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &imageRegistry{store: openTestStore(t), upstreams: map[string]*upstream{host: u}, stall: time.Minute}
+		desc, err := r.pull(t.Context(), refAt(t, host, "x:v1"), nil)
+		if fine && (err != nil || desc.Digest != want.Digest) || !fine && (codeOf(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "certificate")) {
+			t.Errorf("ca-file %q: %v %v", ca, desc, err)
+		}
+	}
+}
+
 func TestUpstreamsOfTheConfiguration(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"upstreams: [{registry: ghcr.io}]":                                            "",
-		"upstreams: [{registry: 'localhost:5000', policy: always, plain-http: true}]": "",
-		"upstreams: [{registry: ghcr}]":                                               "is not a host",
-		"upstreams: [{registry: ''}]":                                                 "is not a host",
-		"upstreams: [{registry: ghcr.io/x}]":                                          "is not a host",
-		"upstreams: [{registry: ghcr.io, policy: often}]":                             "not always, missing or never",
-		"upstreams: [{registry: ghcr.io, plain-http: true}]":                          "loopback only",
-		"upstreams: [{registry: ghcr.io}, {registry: ghcr.io}]":                       "twice",
-		"upstreams: [{registry: ghcr.io, user: x}]":                                   "user",
+		"upstreams: [{registry: ghcr.io}]":                                                "",
+		"upstreams: [{registry: 'localhost:5000', policy: always, plain-http: true}]":     "",
+		"upstreams: [{registry: ghcr}]":                                                   "is not a host",
+		"upstreams: [{registry: ''}]":                                                     "is not a host",
+		"upstreams: [{registry: ghcr.io/x}]":                                              "is not a host",
+		"upstreams: [{registry: ghcr.io, policy: often}]":                                 "not always, missing or never",
+		"upstreams: [{registry: ghcr.io, plain-http: true}]":                              "loopback only",
+		"upstreams: [{registry: ghcr.io}, {registry: ghcr.io}]":                           "twice",
+		"upstreams: [{registry: ghcr.io, user: x}]":                                       "user",
+		"upstreams: [{registry: harbor.example, hosts: [auth.example, '10.0.0.7:9000']}]": "",
+		"upstreams: [{registry: harbor.example, hosts: [auth]}]":                          "hosts: \"auth\" is not a host",
+		"upstreams: [{registry: harbor.example, ca-file: /nonexistent.pem}]":              "ca-file: open /nonexistent.pem",
+		"upstreams: [{registry: harbor.example, ca-file: /dev/null}]":                     "no certificate in PEM form",
 	} {
 		path := filepath.Join(t.TempDir(), "config.yaml")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

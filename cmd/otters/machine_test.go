@@ -65,6 +65,8 @@ type machine struct {
 	bin  string
 	dir  string
 	home string
+	// env is more of the environment, KEY=VALUE.
+	env []string
 }
 
 // newMachine ends everything of its folder at the end of the test, and fails where the test left
@@ -88,6 +90,7 @@ func newMachine(t *testing.T) *machine {
 func (m *machine) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(m.bin, "otters"), args...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + m.dir, "OTTERS_HOME=" + m.home, "TMPDIR=" + m.dir}
+	cmd.Env = append(cmd.Env, m.env...)
 	cmd.Dir = m.dir
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
