@@ -26,12 +26,17 @@ const (
 // chunk is how much of the archive one message carries, in bytes.
 const chunk = 64 << 10
 
+// givenFile is what an Agentfile is called that is no file of the folder.
+const givenFile = "-"
+
 // BuildOptions says what to build.
 type BuildOptions struct {
 	// Tags are the names of the image, name[:tag]; at least one.
 	Tags []string
 	// File is the Agentfile's path in Source; empty is "Agentfile".
 	File string
+	// Agentfile is its text in place of a file of Source, unless it is nil. Errors call it "-".
+	Agentfile []byte
 	// Args are values for ARG.
 	Args map[string]string
 	// Source is the build folder, such as (*os.Root).FS. Where it is no fs.ReadLinkFS a symlink in
@@ -51,7 +56,9 @@ func (c *Client) Build(ctx context.Context, opts BuildOptions) (*daemonv1.BuildR
 	}
 	write := func(w io.Writer) error { return copyArchive(ctx, w, opts.Archive, ErrArchive) }
 	if opts.Archive == nil {
-		if err := checkFile(opts.Source, file); err != nil {
+		if opts.Agentfile != nil {
+			file = givenFile
+		} else if err := checkFile(opts.Source, file); err != nil {
 			return nil, err
 		}
 		ignore, err := readIgnore(opts.Source)
@@ -59,7 +66,8 @@ func (c *Client) Build(ctx context.Context, opts BuildOptions) (*daemonv1.BuildR
 			return nil, err
 		}
 		write = func(w io.Writer) error {
-			return (&archiver{maxBytes: MaxArchiveBytes, maxEntries: MaxArchiveEntries, ignore: ignore, keep: file}).write(ctx, w, opts.Source)
+			a := &archiver{maxBytes: MaxArchiveBytes, maxEntries: MaxArchiveEntries, ignore: ignore, keep: file, given: opts.Agentfile}
+			return a.write(ctx, w, opts.Source)
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -155,6 +163,8 @@ type archiver struct {
 	// ignore is what is left out, but for the file keep.
 	ignore *ignored
 	keep   string
+	// given is the Agentfile where it is no file of the folder.
+	given []byte
 
 	out     *tar.Writer
 	source  fs.FS
@@ -164,6 +174,15 @@ type archiver struct {
 
 func (a *archiver) write(ctx context.Context, w io.Writer, source fs.FS) error {
 	a.source, a.out = source, tar.NewWriter(w)
+	if a.given != nil {
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: givenFile, Mode: 0o644, Size: int64(len(a.given)), Format: tar.FormatPAX}
+		if err := a.out.WriteHeader(header); err != nil {
+			return err
+		}
+		if _, err := a.out.Write(a.given); err != nil {
+			return err
+		}
+	}
 	err := fs.WalkDir(source, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrArchive, err)
@@ -178,7 +197,9 @@ func (a *archiver) write(ctx context.Context, w io.Writer, source fs.FS) error {
 		switch {
 		case err != nil:
 			return err
-		case skip && path != a.keep:
+		case a.given != nil && path == givenFile && !skip:
+			return fmt.Errorf("%w: a file of the name %s is in the way of an Agentfile from elsewhere; rename it", ErrArchive, givenFile)
+		case skip && (path != a.keep || a.given != nil):
 			if entry.IsDir() && !a.ignore.exceptions() && !strings.HasPrefix(a.keep, path+"/") {
 				return fs.SkipDir
 			}

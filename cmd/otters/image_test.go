@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"compress/gzip"
 	"debug/elf"
 	"encoding/binary"
 	"encoding/json"
@@ -16,6 +18,8 @@ import (
 	"testing"
 
 	otherregistry "github.com/google/go-containerregistry/pkg/registry"
+
+	"github.com/otters-sh/otters/client"
 )
 
 // Invariant: an image has the same digest wherever it was copied to and from, whoever copied it.
@@ -78,6 +82,7 @@ func TestImages(t *testing.T) {
 	if got := m.must("run", "-d", there); !strings.Contains(got.err, " exists ") {
 		t.Errorf("%+v", got)
 	}
+	m.standardInput(t)
 	m.terminal(t, host)
 	m.otherPrograms(t, file, host, digest)
 	m.bins(t, host)
@@ -131,6 +136,54 @@ func (m *machine) parents(t *testing.T) {
 	if a := m.inspect("built"); a.Image != "grandchild:latest" {
 		t.Errorf("%+v", a)
 	}
+}
+
+// standardInput builds the same image of the same folder however that comes.
+func (m *machine) standardInput(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	const text = "FROM scratch\nNAME piped\nADD data\n"
+	writeFile(t, filepath.Join(dir, "data"), "otters")
+	writeFile(t, filepath.Join(dir, "Agentfile"), "FROM scratch\nNAME another\n")
+	writeFile(t, filepath.Join(dir, ".agentignore"), "*\n!data\n")
+	build := func(in string, args ...string) string {
+		t.Helper()
+		got := m.ottersIn(in, append([]string{"build", "-t", "piped"}, args...)...)
+		if got.code != 0 {
+			t.Fatalf("%q: %+v", args, got)
+		}
+		return got.out
+	}
+	want := build(text, "-f", "-", dir)
+	writeFile(t, filepath.Join(dir, "Agentfile"), text)
+	if got := build("", dir); got != want {
+		t.Errorf("of a file: %s, want %s", got, want)
+	}
+	var plain, packed bytes.Buffer
+	if err := client.WriteArchive(t.Context(), &plain, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write(plain.Bytes()); err != nil || z.Close() != nil {
+		t.Fatal(err)
+	}
+	for what, in := range map[string]string{"an archive": plain.String(), "with gzip": packed.String()} {
+		if got := build(in, "-"); got != want {
+			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	if got := m.ottersIn("FROM scratch\nNAM x\n", "build", "-t", "piped", "-f", "-", dir); got.code != exitFailed || !strings.Contains(got.err, "-:2:1: unknown instruction \"NAM\"; did you mean NAME?") {
+		t.Errorf("%+v", got)
+	}
+	writeFile(t, filepath.Join(dir, "-"), "")
+	if got := build(text, "-f", "-", dir); got != want {
+		t.Errorf("with a file - that is left out: %s, want %s", got, want)
+	}
+	writeFile(t, filepath.Join(dir, ".agentignore"), "")
+	if got := m.ottersIn(text, "build", "-t", "piped", "-f", "-", dir); got.code != exitFailed || !strings.Contains(got.err, "is in the way") {
+		t.Errorf("%+v", got)
+	}
+	m.must("image", "rm", "piped")
 }
 
 // otherPrograms copies out and in with the programs of other projects that are on this machine.

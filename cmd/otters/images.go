@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,8 @@ The folder is sent to the daemon: its files, folders and symlinks (as symlinks),
 them and %s. A socket, device or named pipe in it is an error. What its .agentignore names, in the
 patterns of a .dockerignore, stays behind.
 
-With - standard input is the folder as a tar archive, not compressed, or else an Agentfile that
-names no other file.`, client.MaxArchiveEntries, size(client.MaxArchiveBytes)),
+With - for the folder, standard input is the folder as a tar archive, plain or with gzip, or else an
+Agentfile that names no other file. With -f - it is the Agentfile, for a folder that is named.`, client.MaxArchiveEntries, size(client.MaxArchiveBytes)),
 		Args: exactly(1),
 		RunE: func(cmd *cobra.Command, dirs []string) error {
 			if len(tags) == 0 {
@@ -53,6 +54,19 @@ names no other file.`, client.MaxArchiveEntries, size(client.MaxArchiveBytes)),
 			for _, kv := range values {
 				opts.Args[kv[0]] = kv[1]
 			}
+			switch {
+			case dirs[0] == "-" && file == "-":
+				return usagef("build: standard input can't be the folder and the Agentfile; name the folder, or leave -f out")
+			case strings.Contains(dirs[0], "://") || strings.HasPrefix(dirs[0], "git@"):
+				return usagef("build: %s is no folder; fetch it first, or send it as a tar archive: `curl URL | otters build -`", dirs[0])
+			case file == "-":
+				if opts.Agentfile, err = readBounded(a.in, "build: standard input"); err != nil {
+					return err
+				}
+				if len(opts.Agentfile) == 0 {
+					return usagef("build: standard input is empty; give an Agentfile")
+				}
+			}
 			if dirs[0] == "-" {
 				if err := a.standardInput(&opts); err != nil {
 					return err
@@ -69,7 +83,7 @@ names no other file.`, client.MaxArchiveEntries, size(client.MaxArchiveBytes)),
 		},
 	}
 	cmd.Flags().StringArrayVarP(&tags, "tag", "t", nil, "`name[:tag]` of the image; may be given several times")
-	cmd.Flags().StringVarP(&file, "file", "f", "Agentfile", "`path` of the Agentfile in the folder")
+	cmd.Flags().StringVarP(&file, "file", "f", "Agentfile", "`path` of the Agentfile in the folder, or - for standard input")
 	cmd.Flags().StringArrayVar(&args, "build-arg", nil, "`K=V` for an ARG; K alone takes the value from the environment; may be given several times")
 	return cmd
 }
@@ -84,9 +98,23 @@ func (a *app) standardInput(opts *client.BuildOptions) error {
 		return fmt.Errorf("build: standard input: %w", err)
 	case len(first) == 0:
 		return usagef("build: standard input is empty; give a tar archive or an Agentfile")
-	case len(first) > magicAt && string(first[magicAt:]) == "ustar", first[0] == 0x1f:
+	case len(first) > magicAt && string(first[magicAt:]) == "ustar":
 		opts.Archive = in
 		return nil
+	case bytes.HasPrefix(first, []byte("\x1f\x8b")):
+		// The daemon bounds what comes out.
+		opts.Archive, err = gzip.NewReader(in)
+		if err != nil {
+			return fmt.Errorf("build: standard input: %w", err)
+		}
+		return nil
+	}
+	for _, c := range []struct{ magic, name string }{{"\x28\xb5\x2f\xfd", "zstd"}, {"BZh", "bzip2"}, {"\xfd7zXZ", "xz"}, {"PK\x03\x04", "zip"}} {
+		if bytes.HasPrefix(first, []byte(c.magic)) {
+			return usagef("build: standard input is compressed with %s; send a tar archive, plain or with gzip", c.name)
+		}
+	}
+	switch {
 	case opts.File != "Agentfile":
 		return usagef("build: -f %s names a file of an archive, and standard input is none", opts.File)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/otters-sh/otters/client"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+	"github.com/otters-sh/otters/spec"
 )
 
 // Invariant: what a command says is on standard output, in a form that does not change; everything
@@ -221,8 +222,26 @@ func TestBuildFromStandardInput(t *testing.T) {
 	if got := otters(t.Context(), socket, "", "build", "-t", "a", "-"); got.code != exitUsage || !strings.Contains(got.err, "standard input is empty") {
 		t.Errorf("%+v", got)
 	}
-	if got := otters(t.Context(), socket, "\x1f\x8b\x08", "build", "-t", "a", "-"); got.code != 1 || !strings.Contains(got.err, "compressed with gzip") {
-		t.Errorf("%+v", got)
+	for _, c := range []struct {
+		in   string
+		code int
+		says string
+		args []string
+	}{
+		{"\x1f\x8b\x08", exitFailed, "unexpected EOF", []string{"-"}},
+		{"\x28\xb5\x2f\xfd...", exitUsage, "compressed with zstd", []string{"-"}},
+		{"BZh9...", exitUsage, "compressed with bzip2", []string{"-"}},
+		{"\xfd7zXZ...", exitUsage, "compressed with xz", []string{"-"}},
+		{"FROM scratch\n", exitUsage, "can't be the folder and the Agentfile", []string{"-f", "-", "-"}},
+		{"", exitUsage, "standard input is empty", []string{"-f", "-", t.TempDir()}},
+		{strings.Repeat("#", spec.MaxSource+1), exitFailed, "larger than", []string{"-f", "-", t.TempDir()}},
+		{"", exitUsage, "is no folder; fetch it first", []string{"https://host.example/agent.git"}},
+		{"", exitUsage, "is no folder; fetch it first", []string{"git@host.example:agent.git"}},
+	} {
+		got := otters(t.Context(), socket, c.in, append([]string{"build", "-t", "a"}, c.args...)...)
+		if got.code != c.code || !strings.Contains(got.err, c.says) {
+			t.Errorf("%q: %+v, want %q", c.args, got, c.says)
+		}
 	}
 	if got := otters(t.Context(), socket, "FROM scratch\n", "build", "-t", "a", "-f", "x", "-"); got.code != exitUsage {
 		t.Errorf("%+v", got)
