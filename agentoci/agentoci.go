@@ -3,8 +3,8 @@
 //
 // Everything read from outside is bounded and its digest checked before it is believed: a caller
 // never gets bytes, a path or a size that were not. Nothing is tagged before all of it is stored.
-// Every function takes the store it works on, keeps no state, and may be called from several
-// goroutines at once. docs/image-format.md is the format's reference.
+// Every function takes the store it works on and may be called from several goroutines at once; none
+// but Programs keeps state. docs/image-format.md is the format's reference.
 package agentoci
 
 import (
@@ -83,6 +83,9 @@ var (
 // Puller writes the binary of the BIN or RUNTIME image ref to w. What was written may be used only
 // when the error is nil: a digest is known to be right after its last byte.
 type Puller func(ctx context.Context, ref spec.Reference, w io.Writer) error
+
+// Identifier tells which bytes the binary of the BIN or RUNTIME image ref is, without reading it out.
+type Identifier func(ctx context.Context, ref spec.Reference) (BinaryInfo, error)
 
 // UsageFetcher reads the usage text of the BIN image ref. It is empty for an image without one.
 type UsageFetcher func(ctx context.Context, ref spec.Reference) (string, error)

@@ -219,57 +219,23 @@ func (b *Bin) WriteBinary(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// NewPuller is a Puller over the images that open finds.
+// NewPuller is a Puller over the images that open finds; it remembers nothing.
 func NewPuller(open Opener, opts BinOptions) Puller {
 	return func(ctx context.Context, ref spec.Reference, w io.Writer) error {
-		b, err := openRef(ctx, open, ref, opts)
-		if err != nil {
-			return err
-		}
-		if err := b.WriteBinary(ctx, w); err != nil {
-			return fmt.Errorf("pull %s: %w", ref, err)
-		}
-		return nil
+		return NewPrograms(open, opts).Pull(ctx, ref, w)
 	}
 }
 
 // NewUsageFetcher is a UsageFetcher over the images that open finds.
 func NewUsageFetcher(open Opener, opts BinOptions) UsageFetcher {
 	return func(ctx context.Context, ref spec.Reference) (string, error) {
-		b, err := openRef(ctx, open, ref, opts)
-		if err != nil {
-			return "", err
-		}
-		text, err := b.Usage(ctx)
-		if err != nil {
-			return "", fmt.Errorf("pull %s: %w", ref, err)
-		}
-		return text, nil
+		return NewPrograms(open, opts).Usage(ctx, ref)
 	}
 }
 
 // NewLabelReader is a LabelReader over the images that open finds.
 func NewLabelReader(open Opener, opts BinOptions) LabelReader {
 	return func(ctx context.Context, ref spec.Reference) (map[string]string, error) {
-		b, err := openRef(ctx, open, ref, opts)
-		if err != nil {
-			return nil, err
-		}
-		return b.Labels, nil
+		return NewPrograms(open, opts).Labels(ctx, ref)
 	}
-}
-
-func openRef(ctx context.Context, open Opener, ref spec.Reference, opts BinOptions) (*Bin, error) {
-	store, name, err := open(ctx, ref)
-	if err != nil {
-		return nil, fmt.Errorf("pull %s: %w", ref, err)
-	}
-	b, err := openBin(ctx, store, name, opts)
-	if err == nil {
-		err = pinned(ref, b.Digest)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("pull %s: %w", ref, err)
-	}
-	return b, nil
 }

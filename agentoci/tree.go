@@ -24,6 +24,8 @@ type tree struct {
 	layers  []ocispec.Descriptor
 	skipped []string
 	budget  *budget
+	// known are listings of layers that other images may have too; nil knows none.
+	known *listings
 
 	// read is how many layers were, from the last.
 	read    int
@@ -196,41 +198,61 @@ const (
 
 // scan lists a layer and lays the layers above over it.
 func (t *tree) scan(ctx context.Context, n int) error {
-	l, err := t.open(ctx, n, t.budget)
+	var s scan
+	var err error
+	if t.known == nil {
+		s, err = t.list(ctx, n, t.budget)
+	} else {
+		s, err = t.known.get(ctx, t.layers[n], func() (scan, error) {
+			left := newBudget()
+			s, err := t.list(ctx, n, left)
+			s.cost = budget{bytes: maxUnpacked - left.bytes, entries: maxEntries - left.entries, names: maxNames - left.names}
+			return s, err
+		})
+		if err == nil {
+			err = t.budget.charge(s.cost)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("layer %d: %w", n, err)
 	}
+	t.merge(s, n)
+	return nil
+}
+
+// list reads a layer to its end.
+func (t *tree) list(ctx context.Context, n int, left *budget) (scan, error) {
+	s := scan{entries: map[string]entry{}}
+	l, err := t.open(ctx, n, left)
+	if err != nil {
+		return s, err
+	}
 	defer l.Close()
-	s := scan{layer: n, entries: map[string]entry{}}
 	for {
 		h, err := l.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return fmt.Errorf("layer %d: %w", n, err)
+			return s, err
 		}
-		if t.budget.entries--; t.budget.entries < 0 {
-			return fmt.Errorf("layer %d: more than %d entries: %w", n, maxEntries, ErrLimit)
+		if left.entries--; left.entries < 0 {
+			return s, fmt.Errorf("more than %d entries: %w", maxEntries, ErrLimit)
 		}
-		if t.budget.names -= len(h.Name) + len(h.Linkname); t.budget.names < 0 {
-			return fmt.Errorf("layer %d: names of more than %d bytes: %w", n, maxNames, ErrLimit)
+		if left.names -= len(h.Name) + len(h.Linkname); left.names < 0 {
+			return s, fmt.Errorf("names of more than %d bytes: %w", maxNames, ErrLimit)
 		}
 		if err := s.add(h); err != nil {
-			return fmt.Errorf("layer %d: %.200q: %w", n, h.Name, err)
+			return s, fmt.Errorf("%.200q: %w", h.Name, err)
 		}
 	}
 	if err := l.done(); err != nil {
-		return fmt.Errorf("layer %d: %w", n, err)
+		return s, err
 	}
-	if err := s.check(); err != nil {
-		return fmt.Errorf("layer %d: %w", n, err)
-	}
-	t.merge(s)
-	return nil
+	return s, s.check()
 }
 
-func (t *tree) merge(s scan) {
+func (t *tree) merge(s scan, layer int) {
 	if t.entries == nil {
 		t.entries, t.hidden, t.opaque = map[string]entry{}, map[string]bool{}, map[string]bool{}
 	}
@@ -241,7 +263,9 @@ func (t *tree) merge(s scan) {
 		}
 	}
 	for _, name := range mine {
-		t.entries[name] = s.entries[name]
+		e := s.entries[name]
+		e.layer = layer
+		t.entries[name] = e
 	}
 	for _, name := range s.hidden {
 		t.hidden[name] = true
@@ -271,9 +295,10 @@ func (t *tree) covered(name string) bool {
 
 // scan is one layer by itself.
 type scan struct {
-	layer          int
-	entries        map[string]entry
+	entries        map[string]entry // their layer is not set
 	hidden, opaque []string
+	// cost is what it takes of an image's budget, where several images may have the layer.
+	cost budget
 }
 
 func (s *scan) add(h *tar.Header) error {
@@ -302,7 +327,7 @@ func (s *scan) add(h *tar.Header) error {
 		s.hidden = append(s.hidden, path.Join(dir, gone))
 		return nil
 	}
-	e := entry{kind: h.Typeflag, layer: s.layer, path: name, link: h.Linkname, size: h.Size}
+	e := entry{kind: h.Typeflag, path: name, link: h.Linkname, size: h.Size}
 	switch h.Typeflag {
 	case tar.TypeReg:
 		if h.Size > maxFile {

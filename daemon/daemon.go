@@ -141,11 +141,13 @@ func (d *Daemon) supervise(ctx context.Context, cfg Config, set settings, provid
 	if d.agents, err = rootfs.Open(d.home.path("agents")); err != nil {
 		return fmt.Errorf("home: %w", err)
 	}
+	programs := agentoci.NewPrograms(d.images.opener, agentoci.BinOptions{})
 	provider := system.NewProvider(d.agents,
 		d.images.target,
-		system.WithPuller(agentoci.NewPuller(d.images.opener, agentoci.BinOptions{})),
-		system.WithUsageFetcher(agentoci.NewUsageFetcher(d.images.opener, agentoci.BinOptions{})),
-		system.WithLabelReader(agentoci.NewLabelReader(d.images.opener, agentoci.BinOptions{})),
+		system.WithPuller(programs.Pull),
+		system.WithIdentifier(programs.Identify),
+		system.WithUsageFetcher(programs.Usage),
+		system.WithLabelReader(programs.Labels),
 		system.WithAgentDefaults(system.WithDigestResolver(d.images.digest)),
 		system.WithRegistryTarget(d.images.store),
 		system.WithRegistryAddr(d.images.addr),

@@ -38,6 +38,7 @@ type Agent struct {
 	overrides     []spec.Override
 	store         oras.ReadOnlyTarget
 	puller        agentoci.Puller
+	identify      agentoci.Identifier
 	usageFetcher  agentoci.UsageFetcher
 	labels        agentoci.LabelReader
 	digests       DigestResolver

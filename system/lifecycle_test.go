@@ -11,11 +11,13 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/metadata"
 	"oras.land/oras-go/v2"
@@ -865,5 +867,60 @@ func TestATreeWhoseMakingWasCutShortIsMadeAnew(t *testing.T) {
 	running(t, agents[0].(*system.Agent))
 	if _, err := os.Stat(filepath.Join(tree, "etc", "half")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("half a tree was used: %v", err)
+	}
+}
+
+// Ten tools that share their bytes are unpacked once, ten that do not ten times.
+func TestToolsOfTheSameBytesArePulledOnce(t *testing.T) {
+	t.Parallel()
+	var file strings.Builder
+	file.WriteString(plain)
+	for i := range 10 {
+		file.WriteString("BIN tool" + strconv.Itoa(i) + " tools/t" + strconv.Itoa(i) + "\n")
+	}
+	for what, c := range map[string]struct {
+		path func(name string) string
+		want int32
+	}{
+		"same bytes":  {func(string) string { return "/multi" }, 1},
+		"other bytes": {func(name string) string { return "/" + name }, 10},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			var pulls atomic.Int32
+			dir := host(t)
+			p := provider(t, dir, file.String(),
+				system.WithAgentDefaults(system.WithDigestResolver(func(ref string) string {
+					return digest.FromString(ref).String()
+				})),
+				system.WithPuller(func(ctx context.Context, r spec.Reference, w io.Writer) error {
+					if strings.HasPrefix(r.Name, "tools/") {
+						pulls.Add(1)
+					}
+					return pullSelf(ctx, r, w)
+				}),
+				system.WithIdentifier(func(_ context.Context, r spec.Reference) (agentoci.BinaryInfo, error) {
+					if r.Name == "otters/runtime" {
+						return agentoci.BinaryInfo{Layer: digest.FromString("runtime"), Path: "/runtime"}, nil
+					}
+					return agentoci.BinaryInfo{Layer: digest.FromString("layer"), Path: c.path(r.Name)}, nil
+				}))
+			a := created(t, p, nil, role("serve"))
+			if err := a.Prepare(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			again := created(t, p, nil, role("serve"))
+			if err := again.Prepare(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if n := pulls.Load(); n != c.want {
+				t.Errorf("%d pulls, want %d", n, c.want)
+			}
+			for i := range 10 {
+				if _, err := os.Stat(filepath.Join(dir, again.UUID().String(), "root/usr/bin/tool"+strconv.Itoa(i))); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
 }

@@ -52,6 +52,12 @@ func WithPuller(puller agentoci.Puller) ProviderOption {
 	return func(p *Provider) { p.puller = puller }
 }
 
+// WithIdentifier sets what tells programs of different images to be the same bytes: such are pulled
+// once. Without it those of one image are.
+func WithIdentifier(identify agentoci.Identifier) ProviderOption {
+	return func(p *Provider) { p.identify = identify }
+}
+
 // WithRegistryAddr sets the host:port of the registry's HTTP endpoint. Registry uses it for List,
 // Inspect and Remove where the target can't.
 func WithRegistryAddr(addr string) ProviderOption {
@@ -120,7 +126,8 @@ func WithAgentLocalRuntime(path string) AgentOption {
 
 // WithAgentPuller sets where the programs of this agent's runtime and tools come from.
 func WithAgentPuller(p agentoci.Puller) AgentOption {
-	return func(a *Agent) { a.puller = p }
+	// What the provider's images are the same as, another puller's need not be.
+	return func(a *Agent) { a.puller, a.identify = p, nil }
 }
 
 // WithAgentToken sets what the runtime finds in OTTERS_AGENT_TOKEN. It is there only together with

@@ -253,8 +253,17 @@ func (a *Agent) fetchBin(ctx context.Context, image string) (string, error) {
 		digest = a.digests(image)
 		ref.Digest = digest
 	}
-	return a.store1(ctx, programKey(digest), func(ctx context.Context, w io.Writer) error {
-		return a.puller(ctx, ref, w)
+	pull := func(ctx context.Context, w io.Writer) error { return a.puller(ctx, ref, w) }
+	key := programKey(digest)
+	if a.identify == nil || a.programs == nil || key == "" {
+		return a.store1(ctx, key, pull)
+	}
+	return a.programs.alias(key, func() (string, error) {
+		info, err := a.identify(ctx, ref)
+		if err != nil {
+			return "", err
+		}
+		return a.programs.install(ctx, contentKey(info), pull)
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/go-git/go-billy/v5"
 	"golang.org/x/sync/singleflight"
 
+	"github.com/otters-sh/otters/agentoci"
 	"github.com/otters-sh/otters/workspace"
 )
 
@@ -87,6 +88,24 @@ func programKey(digest string) string {
 		return ""
 	}
 	return strings.ReplaceAll(digest, ":", "-")
+}
+
+// contentKey names a program that images share.
+func contentKey(info agentoci.BinaryInfo) string {
+	sum := sha256.Sum256([]byte(info.Layer.String() + "\x00" + info.Path))
+	return "program-" + hex.EncodeToString(sum[:])
+}
+
+// alias returns the store's name for a key, which install gives where it is not known.
+func (s *programs) alias(key string, install func() (string, error)) (string, error) {
+	if name, ok := s.lookup(key); ok {
+		return name, nil
+	}
+	name, err := install()
+	if err != nil {
+		return "", err
+	}
+	return name, s.remember(key, name)
 }
 
 func (s *programs) lookup(key string) (string, bool) {

@@ -45,6 +45,7 @@ type Provider struct {
 	logDir            string
 	allocator         LoopbackAllocator
 	puller            agentoci.Puller
+	identify          agentoci.Identifier
 	usageFetcher      agentoci.UsageFetcher
 	labels            agentoci.LabelReader
 	registryAddr      string
@@ -297,7 +298,7 @@ func (p *Provider) checkLevel(a *Agent) error {
 func (p *Provider) newAgent(id uuid.UUID, opts []AgentOption) *Agent {
 	a := newAgent(id)
 	a.provider = p
-	a.hostFS, a.puller, a.usageFetcher, a.labels = p.hostFS, p.puller, p.usageFetcher, p.labels
+	a.hostFS, a.puller, a.identify, a.usageFetcher, a.labels = p.hostFS, p.puller, p.identify, p.usageFetcher, p.labels
 	a.localRuntime = p.localRuntime
 	a.tracker.Refused = func(from, to executor.Status) {
 		p.logger.Warn("status transition refused", "agent", id, "from", from, "to", to)
