@@ -31,7 +31,13 @@ require (
 	oras.land/oras-go/v2 v2.6.4
 )
 
-require google.golang.org/genproto/googleapis/rpc v0.0.0-20261019180522-ce908d29299b // indirect
+require (
+	github.com/docker/cli v29.7.2+incompatible // indirect
+	github.com/docker/docker-credential-helpers v0.9.3 // indirect
+	github.com/sirupsen/logrus v1.9.4 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20261019180522-ce908d29299b // indirect
+	gotest.tools/v3 v3.5.2 // indirect
+)
 
 require (
 	github.com/coder/websocket v1.8.15 // indirect

@@ -18,7 +18,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/crane"
+	crname "github.com/google/go-containerregistry/pkg/name"
 	otherregistry "github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	crremote "github.com/google/go-containerregistry/pkg/v1/remote"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -590,6 +596,68 @@ func TestOrasCopiesOutAndIn(t *testing.T) {
 	}
 	if out, err := d.pull(e.host + "/copied:1"); err != nil || out.digest != d.digest("guide:1") {
 		t.Error(out, err)
+	}
+}
+
+// crane's library copies an agent and a tool out of the embedded registry, into another, into an
+// archive and back, with their digests.
+func TestCraneCopiesOutAndIn(t *testing.T) {
+	t.Parallel()
+	d, e := boot(t, newHome(t)), newElsewhere(t)
+	d.image("guide:1", guide)
+	own := []crane.Option{crane.Insecure, crane.WithAuth(&authn.Basic{Username: "otters", Password: d.Daemon.images.token})}
+	for name, image := range map[string]string{"guide:1": "guide", "otters/tools/cat": "otters/tools/cat"} {
+		want := d.digest(name)
+		here := d.Registry() + "/" + image + "@" + want
+		// Out of ours, and into another registry: as crane copy, with credentials for ours alone.
+		remote, err := crane.Get(here, own...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		there := e.host + "/crane/" + image + ":1"
+		archive := t.TempDir()
+		saved, err := layout.Write(archive, empty.Index)
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := layout.WithAnnotations(map[string]string{ocispec.AnnotationRefName: "copied:1"})
+		to, err := crname.ParseReference(there, crname.Insecure)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if remote.MediaType.IsIndex() {
+			index, err := remote.ImageIndex()
+			if err := errors.Join(err, crremote.WriteIndex(to, index), saved.AppendIndex(index, named)); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			img, err := remote.Image()
+			if err := errors.Join(err, crremote.Write(to, img), saved.AppendImage(img, named)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := crane.Digest(there, crane.Insecure); err != nil || got != want {
+			t.Errorf("%s elsewhere is %s, %v; want %s", name, got, err, want)
+		}
+		if out, err := d.pull(there); err != nil || out.digest != want {
+			t.Errorf("%s: %+v, %v", name, out, err)
+		}
+		var packed bytes.Buffer
+		w := tar.NewWriter(&packed)
+		if err := errors.Join(w.AddFS(os.DirFS(archive)), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := d.load(packed.Bytes()); err != nil || len(r.GetImages()) != 1 || r.GetImages()[0].GetDigest() != want {
+			t.Errorf("%s: %v, %v; want %s", name, r, err, want)
+		}
+		// And into ours.
+		back := d.Registry() + "/back/" + image + ":1"
+		if err := crane.Tag(here, "again", own...); err != nil {
+			t.Error(err)
+		}
+		if err := crane.Copy(here, back, own...); err != nil || d.digest("back/"+image+":1") != want || d.digest(image+":again") != want {
+			t.Errorf("%s into ours: %v", name, err)
+		}
 	}
 }
 

@@ -13,6 +13,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/crane"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -25,9 +30,9 @@ import (
 type interop struct {
 	*server
 
+	*ociLayout
+
 	program, home string
-	layout        string
-	image         ocispec.Descriptor
 }
 
 // newInterop passes over a program that is not there.
@@ -37,22 +42,33 @@ func newInterop(t *testing.T, program string) *interop {
 	if err != nil {
 		t.Skipf("%s is not installed", program)
 	}
-	p := &interop{server: newServer(t), program: path, home: t.TempDir()}
+	p := &interop{server: newServer(t), ociLayout: newLayout(t), program: path, home: t.TempDir()}
 	login := base64.StdEncoding.EncodeToString([]byte("any:" + token))
 	if err := os.WriteFile(filepath.Join(p.home, "config.json"), fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, p.host, login), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p.writeLayout()
 	return p
 }
 
-func (p *interop) writeLayout() {
-	p.t.Helper()
+// ociLayout is a folder with one image.
+type ociLayout struct {
+	layout string
+	image  ocispec.Descriptor
+}
+
+func (p *ociLayout) path() layout.Path { return layout.Path(p.layout) }
+
+func (p *ociLayout) hash() v1.Hash {
+	return v1.Hash{Algorithm: string(p.image.Digest.Algorithm()), Hex: p.image.Digest.Encoded()}
+}
+
+func newLayout(t *testing.T) *ociLayout {
+	t.Helper()
 	ctx := context.Background()
-	p.layout = filepath.Join(p.home, "layout")
+	p := &ociLayout{layout: filepath.Join(t.TempDir(), "layout")}
 	store, err := oci.New(p.layout)
 	if err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
@@ -65,29 +81,30 @@ func (p *interop) writeLayout() {
 		err = w.Close()
 	}
 	if err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
 	if _, err := z.Write(layer.Bytes()); err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
 	if err := z.Close(); err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
-	layerDesc := push(p.t, store, ocispec.MediaTypeImageLayerGzip, packed.Bytes())
+	layerDesc := push(t, store, ocispec.MediaTypeImageLayerGzip, packed.Bytes())
 	config := marshal(ocispec.Image{
 		Platform: ocispec.Platform{Architecture: "amd64", OS: "linux"},
 		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer.Bytes())}},
 	})
-	configDesc := push(p.t, store, ocispec.MediaTypeImageConfig, config)
-	p.image = push(p.t, store, ocispec.MediaTypeImageManifest, marshal(ocispec.Manifest{
+	configDesc := push(t, store, ocispec.MediaTypeImageConfig, config)
+	p.image = push(t, store, ocispec.MediaTypeImageManifest, marshal(ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
 		Config: configDesc, Layers: []ocispec.Descriptor{layerDesc},
 	}))
 	if err := store.Tag(ctx, p.image, "v1"); err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
+	return p
 }
 
 // run runs the program and gives what it printed to standard output.
@@ -141,6 +158,51 @@ func TestInteropCrane(t *testing.T) {
 	p.run("delete", "--insecure", ref+":v1")
 	p.wantTags("team/app")
 	p.wantTags("other/app", "v2")
+}
+
+// The library of crane copies as the program does, which few machines have.
+func TestInteropCraneLibrary(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	layout := newLayout(t)
+	image, err := layout.path().Image(layout.hash())
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := []crane.Option{crane.Insecure, crane.WithAuth(&authn.Basic{Username: "any", Password: token})}
+	ref := s.host + "/team/app"
+	if err := crane.Push(image, ref+":v1", opts...); err != nil {
+		t.Fatal(err)
+	}
+	if tags, err := crane.ListTags(ref, opts...); err != nil || len(tags) != 1 || tags[0] != "v1" {
+		t.Errorf("tags %q, %v", tags, err)
+	}
+	if err := crane.Copy(ref+":v1", s.host+"/other/app:v2", opts...); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := crane.Digest(s.host+"/other/app:v2", opts...); err != nil || d != string(layout.image.Digest) {
+		t.Errorf("digest %s, %v", d, err)
+	}
+	back, err := crane.Pull(s.host+"/other/app:v2", opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Image(back); err != nil {
+		t.Error(err)
+	}
+	if list, err := crane.Catalog(s.host, opts...); err != nil || fmt.Sprint(list) != "[other/app team/app]" {
+		t.Errorf("catalog %q, %v", list, err)
+	}
+	if err := crane.Delete(ref+":v1", opts...); err != nil {
+		t.Fatal(err)
+	}
+	if tags, err := crane.ListTags(s.host+"/other/app", opts...); err != nil || fmt.Sprint(tags) != "[v2]" {
+		t.Errorf("tags %q, %v", tags, err)
+	}
+	wrong := []crane.Option{crane.Insecure, crane.WithAuth(&authn.Basic{Username: "any", Password: "wrong"})}
+	if _, err := crane.Digest(s.host+"/other/app:v2", wrong...); err == nil {
+		t.Error("a wrong token is taken")
+	}
 }
 
 func TestInteropOras(t *testing.T) {
