@@ -16,6 +16,9 @@ import (
 // Invariant: an Archive holds only what is below its root, once, and nothing is left behind. The three
 // worst inputs: a name that leaves the folder, an entry written through a symlink, a file that says
 // it is larger than everything.
+//
+// The cases P1 to P12 are those of here, bin_test.go, build_test.go, layout_test.go and, for P12, of
+// package client. There is no P7, and no P11: that is of bundles of skills, which no image has.
 
 func TestArchiveRefuses(t *testing.T) {
 	t.Parallel()

@@ -26,6 +26,36 @@ func fenced(t *testing.T, text, language string) []string {
 	return out
 }
 
+// No block of the two documents is one that no test runs: those of agentfile and json are run here, and
+// the console's by the command line's tests.
+func TestEveryBlockOfTheDocumentsIsRun(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]map[string]int{
+		"agentfile.md":    {"agentfile": -1},
+		"image-format.md": {"agentfile": 1, "json": 1, "console": -1},
+	} {
+		text, err := os.ReadFile("../docs/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]int{}
+		for i, part := range strings.Split("\n"+string(text), "\n```") {
+			if i%2 == 1 {
+				language, _, _ := strings.Cut(part, "\n")
+				seen[language]++
+			}
+		}
+		for language, n := range seen {
+			if most, run := want[language]; !run || most >= 0 && n > most {
+				t.Errorf("%s: %d blocks of %q, which no test runs", name, n, language)
+			}
+		}
+		if len(seen) != len(want) {
+			t.Errorf("%s has blocks of %v", name, seen)
+		}
+	}
+}
+
 // The config that docs/image-format.md shows is the one of the Agentfile above it.
 func TestTheFormatsExampleIsWhatIsBuilt(t *testing.T) {
 	t.Parallel()
