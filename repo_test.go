@@ -159,7 +159,7 @@ func allows(rows, folder string) bool {
 var outside = map[string]string{
 	"spec":  "",
 	"model": "",
-	"loop":  "",
+	"loop":  "github.com/google/jsonschema-go/jsonschema",
 	"executor": "github.com/google/uuid github.com/opencontainers/go-digest " +
 		"github.com/opencontainers/image-spec/specs-go/v1 oras.land/oras-go/v2",
 	"registry": "github.com/google/uuid github.com/opencontainers/go-digest github.com/opencontainers/image-spec " +

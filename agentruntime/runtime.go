@@ -182,7 +182,7 @@ func newService(opts *Options, stopped context.Context) (*service, error) {
 	svc.loop = loop.New(loop.Config{
 		Model: model, Tools: tools, System: def.system, Params: set.params,
 		MaxIterations: set.maxIterations, MaxTokens: set.maxTokens, MaxTurnTokens: set.maxTurnTokens,
-		Timeout: set.timeout, SoftTimeout: set.softTimeout, ToolTimeout: set.toolTimeout, RepeatLimit: set.maxRepeats,
+		Timeout: set.timeout, SoftTimeout: set.softTimeout, ToolTimeout: set.toolTimeout, RepeatLimit: set.maxRepeats, ObjectTries: set.objectTries,
 		// Programs bound their two streams themselves, while they run.
 		MaxOutput: 2*set.maxOutput + 4096,
 	})

@@ -72,7 +72,16 @@ func checkPrompt(ctx context.Context, session, text string, regenerate bool, att
 	case len(text) > maxUserPrompt:
 		return prompt{}, status.Errorf(codes.InvalidArgument, "prompt: %d bytes are over the limit of %d", len(text), maxUserPrompt)
 	}
-	p := prompt{session: session, text: text, regenerate: regenerate, metadata: make(map[string]string)}
+	md, err := copiedMetadata(ctx)
+	if err != nil {
+		return prompt{}, err
+	}
+	return prompt{session: session, text: text, regenerate: regenerate, metadata: md}, nil
+}
+
+// copiedMetadata is what of a caller's metadata goes along with every call of its turn.
+func copiedMetadata(ctx context.Context) (map[string]string, error) {
+	out := make(map[string]string)
 	md, _ := metadata.FromIncomingContext(ctx)
 	for _, key := range copied {
 		values := md.Get(key)
@@ -80,11 +89,11 @@ func checkPrompt(ctx context.Context, session, text string, regenerate bool, att
 			continue
 		}
 		if len(values) > 1 || len(values[0]) > maxHeaderValue {
-			return prompt{}, status.Errorf(codes.InvalidArgument, "metadata %s: want one value of at most %d bytes", key, maxHeaderValue)
+			return nil, status.Errorf(codes.InvalidArgument, "metadata %s: want one value of at most %d bytes", key, maxHeaderValue)
 		}
-		p.metadata[key] = values[0]
+		out[key] = values[0]
 	}
-	return p, nil
+	return out, nil
 }
 
 // checkSession bounds a session's id: 1 to 256 bytes without blanks and control characters.
@@ -241,7 +250,7 @@ func turnStatus(reason loop.Reason, err error) error {
 		code = codes.DeadlineExceeded
 	case loop.Denied:
 		code = codes.PermissionDenied
-	case loop.Budget:
+	case loop.Budget, loop.MaxTokens:
 		code = codes.ResourceExhausted
 	case loop.Interrupted:
 		code = codes.Aborted

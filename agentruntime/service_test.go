@@ -363,7 +363,15 @@ func TestRequestsAreBounded(t *testing.T) {
 			}
 			return err
 		}, codes.InvalidArgument},
-		"object": {func() error { _, err := c.PromptObject(ctx, &agentv1.PromptObjectRequest{}); return err }, codes.Unimplemented},
+		"object without a prompt": {func() error {
+			_, err := c.PromptObject(ctx, &agentv1.PromptObjectRequest{SchemaJson: []byte("{}")})
+			return err
+		}, codes.InvalidArgument},
+		"object without a schema": {func() error { _, err := c.PromptObject(ctx, &agentv1.PromptObjectRequest{Prompt: "x"}); return err }, codes.InvalidArgument},
+		"object of a long name": {func() error {
+			_, err := c.PromptObject(ctx, &agentv1.PromptObjectRequest{Prompt: "x", SchemaJson: []byte("{}"), SchemaName: strings.Repeat("x", 257)})
+			return err
+		}, codes.InvalidArgument},
 		"note key": {func() error {
 			_, err := c.SaveNote(ctx, &agentv1.SaveNoteRequest{Key: "Ab c", Content: "x"})
 			return err

@@ -25,6 +25,7 @@ type settings struct {
 	notes         noteLimits
 	maxTurnTokens int
 	maxRepeats    int
+	objectTries   int
 	maxOutput     int // bytes
 	timeout       time.Duration
 	softTimeout   time.Duration // 0 is five sixths of timeout
@@ -43,6 +44,7 @@ func readSettings(configs map[string]string) (settings, error) {
 		notes:         noteLimits{bytes: defaultNoteBytes, count: defaultNoteCount},
 		maxTurnTokens: loop.DefaultMaxTurnTokens,
 		maxRepeats:    loop.DefaultRepeatLimit,
+		objectTries:   loop.DefaultObjectTries,
 		maxOutput:     loop.DefaultMaxOutput,
 		timeout:       loop.DefaultTimeout,
 		toolTimeout:   loop.DefaultToolTimeout,
@@ -68,6 +70,8 @@ func (s *settings) set(key, value string) (err error) {
 		s.maxTurnTokens, err = integer(value, 1, 1<<30)
 	case "max-repeats":
 		s.maxRepeats, err = integer(value, 1, 1000)
+	case "object-tries":
+		s.objectTries, err = integer(value, 1, 10)
 	case "turn-timeout":
 		s.timeout, err = duration(value)
 	case "turn-soft-timeout":
@@ -106,7 +110,7 @@ func (s *settings) set(key, value string) (err error) {
 
 // knownKeys are the keys that can be set.
 var knownKeys = []string{
-	"max-tokens", "max-iterations", "max-turn-tokens", "max-repeats", "turn-timeout", "turn-soft-timeout", "tool-timeout",
+	"max-tokens", "max-iterations", "max-turn-tokens", "max-repeats", "object-tries", "turn-timeout", "turn-soft-timeout", "tool-timeout",
 	"tool-max-output", "memory-strategy", "memory-max-messages", "memory-max-tokens", "temperature",
 	"top-p", "presence-penalty", "frequency-penalty", "notes-prompt-section", "notes-max-bytes-per", "notes-max-count",
 }

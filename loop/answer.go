@@ -67,7 +67,7 @@ func (r *run) ask(ctx context.Context) (answer, error) {
 		err = context.Cause(ctx)
 	}
 	a := answer{usage: rcv.usage, finish: rcv.finish, invalid: make(map[string]string)}
-	a.message = Message{Role: RoleAssistant, Incomplete: err != nil || rcv.finish != FinishStop}
+	a.message = Message{Role: RoleAssistant, Incomplete: err != nil || rcv.finish == FinishLength || rcv.finish == FinishFiltered}
 	for _, p := range rcv.parts {
 		if p.Kind == KindCall {
 			if err == nil {

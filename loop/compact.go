@@ -91,31 +91,42 @@ func Summarize(ctx context.Context, m Model, history []Message, metadata map[str
 	req := Request{
 		System: summarySystem, Messages: []Message{UserMessage(end(b.String(), summaryInput))}, MaxTokens: summaryTokens, Metadata: metadata,
 	}
-	text, err := collect(ctx, m, req)
-	if err == nil && strings.TrimSpace(text) == "" {
+	g, err := gather(ctx, m, req)
+	switch {
+	case err != nil:
+	case g.finish == FinishFiltered:
+		err = &CallError{Message: "the provider withheld the answer (content filter)"}
+	case g.finish == FinishRefused:
+		err = ErrRefused
+	case strings.TrimSpace(g.text) == "":
 		err = errors.New("the model gave no summary")
 	}
-	return strings.TrimSpace(text), err
+	return strings.TrimSpace(g.text), err
 }
 
-// collect is the whole text of an answer.
-func collect(ctx context.Context, m Model, req Request) (string, error) {
+// gathered is a whole answer.
+type gathered struct {
+	text   string // without reasoning
+	usage  Usage
+	finish Finish
+}
+
+// gather streams an answer to its end. On error the usage is what was told until then.
+func gather(ctx context.Context, m Model, req Request) (gathered, error) {
 	rcv := receiver{calls: make(map[int]*part)}
 	for d, err := range m.Stream(ctx, req) {
 		if err == nil {
 			err = rcv.take(&d)
 		}
 		if err != nil {
-			return "", err
+			return gathered{usage: rcv.usage}, err
 		}
 	}
 	switch {
 	case ctx.Err() != nil:
-		return "", context.Cause(ctx)
+		return gathered{usage: rcv.usage}, context.Cause(ctx)
 	case !rcv.finished:
-		return "", &CallError{Message: "the model's answer ended before it was complete"}
-	case rcv.finish == FinishFiltered:
-		return "", &CallError{Message: "the provider withheld the answer (content filter)"}
+		return gathered{usage: rcv.usage}, &CallError{Message: "the model's answer ended before it was complete"}
 	}
 	var b strings.Builder
 	for _, p := range rcv.parts {
@@ -123,7 +134,7 @@ func collect(ctx context.Context, m Model, req Request) (string, error) {
 			b.WriteString(p.text.String())
 		}
 	}
-	return b.String(), nil
+	return gathered{b.String(), rcv.usage, rcv.finish}, nil
 }
 
 // start is at most the first n bytes of s, whole characters.

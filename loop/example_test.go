@@ -3,6 +3,7 @@ package loop_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"strings"
@@ -55,4 +56,43 @@ func Example() {
 	// Output:
 	// calls count {"text":"sea otters hold hands"}
 	// It has 4 words. done <nil>
+}
+
+// mistaken gives an object without a field at first, and corrects itself.
+type mistaken struct{}
+
+func (mistaken) Stream(_ context.Context, req loop.Request) iter.Seq2[loop.Delta, error] {
+	return func(yield func(loop.Delta, error) bool) {
+		answer := `{"name":"Severn"}`
+		if len(req.Messages) > 1 {
+			answer = `{"name":"Severn","km":354}`
+		}
+		_ = yield(loop.Delta{Kind: loop.DeltaText, Text: answer}, nil) && yield(loop.Delta{Kind: loop.DeltaFinish}, nil)
+	}
+}
+
+func ExampleLoop_Object() {
+	out, err := loop.New(loop.Config{Model: mistaken{}}).Object(context.Background(), loop.ObjectPrompt{
+		Prompt: "Which river is the longest?",
+		Format: loop.ObjectFormat{Name: "river", Schema: json.RawMessage(`{
+			"type": "object",
+			"properties": {"name": {"type": "string"}, "km": {"type": "integer", "minimum": 1}},
+			"required": ["name", "km"],
+			"additionalProperties": false
+		}`)},
+	})
+	fmt.Println(string(out.JSON), out.Tries, err)
+	// Output: {"km":354,"name":"Severn"} 2 <nil>
+}
+
+func ExampleLoop_Object_error() {
+	_, err := loop.New(loop.Config{Model: mistaken{}, ObjectTries: 1}).Object(context.Background(), loop.ObjectPrompt{
+		Prompt: "Which river is the longest?",
+		Format: loop.ObjectFormat{Schema: json.RawMessage(`{"required": ["km"]}`)},
+	})
+	var failed *loop.ObjectError
+	if errors.As(err, &failed) {
+		fmt.Println(failed.Problems[0].Pointer, failed.Problems[0].Message)
+	}
+	// Output: /km it is missing
 }

@@ -89,6 +89,8 @@ type Request struct {
 	// MaxTokens bounds the answer.
 	MaxTokens int
 	Params    Params
+	// Object is the form that the answer is to have, nil for any; only an ObjectModel gets one.
+	Object *ObjectFormat
 	// Metadata is the turn's, to be sent along as headers where the transport has some.
 	Metadata map[string]string
 }
@@ -117,6 +119,8 @@ const (
 	FinishLength
 	// FinishFiltered is an answer that the provider withheld.
 	FinishFiltered
+	// FinishRefused is an answer in which the model says that it will not.
+	FinishRefused
 )
 
 // Delta is a piece of an answer; Kind says which fields count.
@@ -169,6 +173,8 @@ type Config struct {
 	Keep func(ctx context.Context, call Call, output string) (where string, err error)
 	// RepeatLimit is how many steps in a row may make the same calls with the same results.
 	RepeatLimit int
+	// ObjectTries is how many answers Object takes until one fits its schema.
+	ObjectTries int
 }
 
 // Turn is one prompt and what it builds on.
@@ -221,6 +227,7 @@ func New(cfg Config) *Loop {
 		cfg.SoftTimeout = cfg.Timeout / 6 * 5
 	}
 	setDefault(&cfg.RepeatLimit, DefaultRepeatLimit)
+	setDefault(&cfg.ObjectTries, DefaultObjectTries)
 	l := &Loop{cfg: cfg, tools: make(map[string]Tool, len(cfg.Tools))}
 	for _, t := range cfg.Tools {
 		spec := t.Spec()

@@ -32,6 +32,17 @@ type Request struct {
 	System      []Block        `json:"system"`
 	Thinking    map[string]any `json:"thinking"`
 	Temperature *float64       `json:"temperature"`
+
+	// Chat Completions alone.
+	ResponseFormat struct {
+		Type       string `json:"type"`
+		JSONSchema struct {
+			Name        string          `json:"name"`
+			Description string          `json:"description"`
+			Schema      json.RawMessage `json:"schema"`
+			Strict      bool            `json:"strict"`
+		} `json:"json_schema"`
+	} `json:"response_format"`
 }
 
 // Message is a message of a request. Content is text where the request gave text, and empty where it
@@ -93,6 +104,8 @@ type Answer struct {
 	Calls     []Call
 	// Signature goes with Reasoning, and Redacted is reasoning that is not shown; Messages alone.
 	Signature, Redacted string
+	// Refusal is in place of text where the model declines; Chat Completions alone.
+	Refusal string
 	// Finish is the finish_reason or stop_reason; the one of a whole answer where empty.
 	Finish string
 	// InputTokens and OutputTokens are the usage; with neither 1 and the number of pieces. CachedTokens
@@ -292,6 +305,9 @@ func (o *writer) content(a Answer) {
 	}
 	for _, p := range a.pieces() {
 		o.delta(map[string]any{"content": p})
+	}
+	if a.Refusal != "" {
+		o.delta(map[string]any{"refusal": a.Refusal})
 	}
 	for i, c := range a.Calls {
 		o.call(i, c)

@@ -52,7 +52,7 @@ type Model struct {
 	client openai.Client
 }
 
-var _ loop.Model = (*Model)(nil)
+var _ loop.ObjectModel = (*Model)(nil)
 
 // ErrOptions is wrapped by the errors of New.
 var ErrOptions = errors.New("openai options")
@@ -92,6 +92,9 @@ var errRedirect = errors.New("the provider redirects, which would take the key e
 
 func refuseRedirect(*http.Request, []*http.Request) error { return errRedirect }
 
+// TakesObjects is loop.ObjectModel's. A server that does not know response_format says so when asked.
+func (m *Model) TakesObjects() bool { return true }
+
 // Stream is loop.Model's. Metadata goes out as headers.
 func (m *Model) Stream(ctx context.Context, req loop.Request) iter.Seq2[loop.Delta, error] {
 	return func(yield func(loop.Delta, error) bool) {
@@ -130,7 +133,7 @@ func (m *Model) Stream(ctx context.Context, req loop.Request) iter.Seq2[loop.Del
 // after the one that tells the finish, so the finish is held back until the stream ends.
 func (m *Model) relay(stream *ssestream.Stream[chunk], idle *time.Timer, yield func(loop.Delta, error) bool) bool {
 	finish := loop.Delta{Kind: loop.DeltaFinish}
-	finished := false
+	finished, refused := false, false
 	for stream.Next() {
 		idle.Reset(m.opts.IdleTimeout)
 		c := stream.Current()
@@ -145,10 +148,14 @@ func (m *Model) relay(stream *ssestream.Stream[chunk], idle *time.Timer, yield f
 			if !choice.relay(yield) {
 				return false
 			}
+			refused = refused || choice.Delta.Refusal != ""
 			if choice.FinishReason != "" {
 				finish.Finish, finished = finishOf(choice.FinishReason), true
 			}
 		}
+	}
+	if refused && finish.Finish == loop.FinishStop {
+		finish.Finish = loop.FinishRefused
 	}
 	if finished && stream.Err() == nil {
 		return yield(finish, nil)

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -286,5 +287,60 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 	if _, err := openai.New(openai.Options{BaseURL: "http://user:pw@x:1/v1", Model: "m"}); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestAnObjectIsAskedForInTheWireFormat(t *testing.T) {
+	t.Parallel()
+	const strict = `{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"],"additionalProperties":false}`
+	prompt := func(schema string) loop.ObjectPrompt {
+		return loop.ObjectPrompt{Prompt: "n?", Format: loop.ObjectFormat{Name: "my object", Description: "d", Schema: json.RawMessage(schema)}}
+	}
+	ctx := context.Background()
+	for schema, isStrict := range map[string]bool{
+		strict: true,
+		`{"type":"object","properties":{"n":{"type":"integer"}}}`:                                                                       false,
+		`{"type":"object","properties":{"n":{"type":"integer"},"m":{}},"required":["n"],"additionalProperties":false}`:                  false,
+		`{"type":"object","properties":{"n":{"type":"array","items":{"type":"object"}}},"required":["n"],"additionalProperties":false}`: false,
+		`{"type":"object","properties":{"n":{"type":"array","items":` + strict + `}},"required":["n"],"additionalProperties":false}`:    true,
+	} {
+		s := serve(t, modelserver.Script(modelserver.Answer{Text: `{"n":[]}`}))
+		out, _ := loop.New(loop.Config{Model: open(t, openai.Options{BaseURL: s.URL}), ObjectTries: 1}).Object(ctx, prompt(schema))
+		got := s.Requests()[0].ResponseFormat
+		var sent, want any
+		if err := errors.Join(json.Unmarshal(got.JSONSchema.Schema, &sent), json.Unmarshal([]byte(schema), &want)); err != nil {
+			t.Fatal(err)
+		}
+		if got.Type != "json_schema" || got.JSONSchema.Name != "my_object" || got.JSONSchema.Description != "d" || got.JSONSchema.Strict != isStrict || !reflect.DeepEqual(sent, want) {
+			t.Errorf("%s: sent %+v for %+v", schema, got, out)
+		}
+	}
+
+	for name, c := range map[string]struct {
+		answers []modelserver.Answer
+		want    string // of the object or of the error
+	}{
+		"right at once":  {[]modelserver.Answer{{Text: `{"n":1}`}}, `{"n":1}`},
+		"then right":     {[]modelserver.Answer{{Text: `{"n":"1"}`}, {Text: `{"n":1}`}}, `{"n":1}`},
+		"never right":    {[]modelserver.Answer{{Text: `{}`}, {Text: `{}`}, {Text: `{}`}}, "no answer of 3 fits the schema; of the last one /n: it is missing"},
+		"mode refused":   {[]modelserver.Answer{{Status: 400, Text: "response_format is not supported"}, {Text: `{"n":1}`}}, `{"n":1}`},
+		"always refused": {[]modelserver.Answer{{Status: 400, Text: "no"}, {Status: 400, Text: "never"}}, "400 never"},
+		"cut":            {[]modelserver.Answer{{Text: `{"n":1}`, Cut: true}}, "ended before it was complete"},
+		"refusal":        {[]modelserver.Answer{{Refusal: "I will not."}}, "the model refuses: I will not."},
+		"filtered":       {[]modelserver.Answer{{Text: "x", Finish: "content_filter"}}, "the model refuses: the provider withheld"},
+	} {
+		s := serve(t, modelserver.Script(c.answers...))
+		out, err := loop.New(loop.Config{Model: open(t, openai.Options{BaseURL: s.URL, APIKey: "otr_x"})}).Object(ctx, prompt(strict))
+		got := string(out.JSON)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, c.want) || len(s.Requests()) != len(c.answers) {
+			t.Errorf("%s: %s after %d requests", name, got, len(s.Requests()))
+		}
+		last := s.Requests()[len(c.answers)-1]
+		if refused := c.answers[0].Status != 0; refused != (last.ResponseFormat.Type == "") || refused != strings.Contains(string(last.Raw), "JSON Schema") {
+			t.Errorf("%s: the last request was %s", name, last.Raw)
+		}
 	}
 }

@@ -36,6 +36,11 @@ func (m *Model) params(req loop.Request) (openai.ChatCompletionNewParams, error)
 	for _, msg := range req.Messages {
 		p.Messages = appendMessage(p.Messages, msg)
 	}
+	if req.Object != nil {
+		if err := setFormat(&p, req.Object); err != nil {
+			return p, err
+		}
+	}
 	for _, t := range req.Tools {
 		def := shared.FunctionDefinitionParam{Name: t.Name}
 		if t.Description != "" {
@@ -89,4 +94,61 @@ func appendMessage(to []openai.ChatCompletionMessageParamUnion, msg loop.Message
 		return to // an answer that was reasoning alone
 	}
 	return append(to, openai.ChatCompletionMessageParamUnion{OfAssistant: &a})
+}
+
+// setFormat asks for an object of a schema. Servers hold an answer to it strictly only where every
+// object of the schema is closed and needs all it names, and refuse strictness for others.
+func setFormat(p *openai.ChatCompletionNewParams, f *loop.ObjectFormat) error {
+	var schema map[string]any
+	if err := json.Unmarshal(f.Schema, &schema); err != nil {
+		return fmt.Errorf("schema: %w", err)
+	}
+	format := shared.ResponseFormatJSONSchemaJSONSchemaParam{Name: formatName(f.Name), Schema: schema, Strict: openai.Bool(closed(schema))}
+	if f.Description != "" {
+		format.Description = openai.String(f.Description)
+	}
+	p.ResponseFormat.OfJSONSchema = &shared.ResponseFormatJSONSchemaParam{JSONSchema: format}
+	return nil
+}
+
+// maxFormatName is the format's bound, in bytes.
+const maxFormatName = 64
+
+// formatName makes a name of letters, digits, _ and -, which the format demands.
+func formatName(name string) string {
+	b := []byte(name)
+	for i, c := range b {
+		if !(c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z') {
+			b[i] = '_'
+		}
+	}
+	if len(b) == 0 {
+		return "object"
+	}
+	return string(b[:min(len(b), maxFormatName)])
+}
+
+// closed tells whether every object of a schema allows no further property and requires all it has.
+func closed(node any) bool {
+	switch node := node.(type) {
+	case []any:
+		for _, v := range node {
+			if !closed(v) {
+				return false
+			}
+		}
+	case map[string]any:
+		if properties, ok := node["properties"].(map[string]any); ok || node["type"] == "object" {
+			required, _ := node["required"].([]any)
+			if node["additionalProperties"] != false || len(required) != len(properties) {
+				return false
+			}
+		}
+		for _, v := range node {
+			if !closed(v) {
+				return false
+			}
+		}
+	}
+	return true
 }
