@@ -54,17 +54,17 @@ type prompt struct {
 	session    string
 	text       string
 	regenerate bool // answer the session's newest prompt again
+	attached   []loop.Part
 	metadata   map[string]string
 }
 
-func checkPrompt(ctx context.Context, session, text string, regenerate bool, attachments int) (prompt, error) {
-	if attachments > 0 {
-		return prompt{}, status.Error(codes.Unimplemented, "attachments: this runtime takes none yet; send text only")
-	}
+func checkPrompt(ctx context.Context, session, text string, regenerate bool, attachments []*agentv1.Attachment) (prompt, error) {
 	if err := checkSession(session); err != nil {
 		return prompt{}, err
 	}
 	switch {
+	case regenerate && len(attachments) > 0:
+		return prompt{}, status.Error(codes.InvalidArgument, "attachments: with regenerate the session's last prompt is answered again with its own; send none")
 	case regenerate && text != "":
 		return prompt{}, status.Error(codes.InvalidArgument, "prompt: with regenerate the session's last one is answered again; leave it empty")
 	case !regenerate && strings.TrimSpace(text) == "":
@@ -72,11 +72,15 @@ func checkPrompt(ctx context.Context, session, text string, regenerate bool, att
 	case len(text) > maxUserPrompt:
 		return prompt{}, status.Errorf(codes.InvalidArgument, "prompt: %d bytes are over the limit of %d", len(text), maxUserPrompt)
 	}
+	attached, err := checkAttachments(attachments)
+	if err != nil {
+		return prompt{}, err
+	}
 	md, err := copiedMetadata(ctx)
 	if err != nil {
 		return prompt{}, err
 	}
-	return prompt{session: session, text: text, regenerate: regenerate, metadata: md}, nil
+	return prompt{session: session, text: text, regenerate: regenerate, attached: attached, metadata: md}, nil
 }
 
 // copiedMetadata is what of a caller's metadata goes along with every call of its turn.
@@ -160,7 +164,7 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 		if rec.prompt == 0 {
 			return out, false, status.Errorf(codes.FailedPrecondition, "session %s: there is no prompt yet that could be answered again; send one", p.session)
 		}
-		p.text = last.Text()
+		p.text, p.attached = last.Text(), last.Attachments()
 	}
 	conv := &conversation{store: st, model: s.client, memory: s.memory, session: p.session, before: rec.prompt, metadata: p.metadata}
 	history, err := conv.open(ctx)
@@ -174,7 +178,7 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 	var held []loop.Event
 	out, err = s.loop.Run(ctx, loop.Turn{
 		System:  system,
-		History: history, Prompt: p.text, Metadata: p.metadata, Recorder: rec, Compact: conv.overflow,
+		History: history, Prompt: p.text, Attachments: p.attached, Metadata: p.metadata, Recorder: rec, Compact: conv.overflow,
 		Observe: func(e loop.Event) {
 			// The end is stored before it is told, so that a caller who saw it finds it.
 			if rec.pending != nil || e.Type == loop.MessageCreate || e.Type == loop.Error || e.Type == loop.TurnFinish {
@@ -220,7 +224,7 @@ func storeStatus(ctx context.Context, err error) error {
 
 // Chat runs a turn and answers its last text.
 func (s *service) Chat(ctx context.Context, req *agentv1.ChatRequest) (*agentv1.ChatResponse, error) {
-	p, err := checkPrompt(ctx, req.GetSessionId(), req.GetPrompt(), false, len(req.GetAttachments()))
+	p, err := checkPrompt(ctx, req.GetSessionId(), req.GetPrompt(), false, req.GetAttachments())
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +275,7 @@ func modelCode(httpStatus int) codes.Code {
 // ChatStream runs a turn and sends its events. Once a turn has begun its end is told by turn.finish
 // and, where there is one, by error; the status then is OK unless the turn could not be stored.
 func (s *service) ChatStream(req *agentv1.ChatStreamRequest, stream agentv1.AgentRuntime_ChatStreamServer) error {
-	p, err := checkPrompt(stream.Context(), req.GetSessionId(), req.GetPrompt(), req.GetRegenerate(), len(req.GetAttachments()))
+	p, err := checkPrompt(stream.Context(), req.GetSessionId(), req.GetPrompt(), req.GetRegenerate(), req.GetAttachments())
 	if err != nil {
 		return err
 	}

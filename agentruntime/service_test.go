@@ -355,7 +355,7 @@ func TestRequestsAreBounded(t *testing.T) {
 		"attachment": {func() error {
 			_, err := c.Chat(ctx, &agentv1.ChatRequest{SessionId: "s", Prompt: "x", Attachments: []*agentv1.Attachment{{Name: "f"}}})
 			return err
-		}, codes.Unimplemented},
+		}, codes.InvalidArgument},
 		"regenerate with a prompt": {func() error {
 			s, err := c.ChatStream(ctx, &agentv1.ChatStreamRequest{SessionId: "s", Prompt: "x", Regenerate: true})
 			if err == nil {

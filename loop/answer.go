@@ -46,7 +46,7 @@ type receiver struct {
 func (r *run) ask(ctx context.Context) (answer, error) {
 	req := Request{
 		System:    cmp.Or(r.turn.System, r.cfg.System),
-		Messages:  append(r.turn.History[:len(r.turn.History):len(r.turn.History)], r.out.Messages...),
+		Messages:  r.sent(),
 		Tools:     r.specs,
 		MaxTokens: r.cfg.MaxTokens,
 		Params:    r.cfg.Params,

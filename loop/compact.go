@@ -56,6 +56,9 @@ func EstimateTokens(history []Message) int {
 		n += bytesPerToken
 		for _, p := range m.Parts {
 			n += len(p.Text) + len(p.Name) + len(p.Args)
+			if p.Kind == KindImage {
+				n += imageTokens * bytesPerToken
+			}
 		}
 	}
 	return n / bytesPerToken
@@ -84,6 +87,8 @@ func Summarize(ctx context.Context, m Model, history []Message, metadata map[str
 				continue
 			case KindCall:
 				text = p.Name + " " + p.Args
+			case KindFile, KindImage:
+				text = p.Name + " " + p.Text
 			}
 			fmt.Fprintf(&b, "%s (%s): %s\n", msg.Role, p.Kind, start(text, summaryPart))
 		}

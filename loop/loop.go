@@ -183,6 +183,8 @@ type Turn struct {
 	System  string
 	History []Message
 	Prompt  string
+	// Attachments are parts of KindFile and KindImage that come with the prompt.
+	Attachments []Part
 	// Metadata goes along with every request and call of the turn.
 	Metadata map[string]string
 	// Observe gets the turn's events, one at a time; while it runs the turn waits. May be nil.

@@ -21,6 +21,10 @@ const (
 	KindReasoning Kind = "reasoning"
 	KindCall      Kind = "call"
 	KindResult    Kind = "result"
+	// KindFile and KindImage are what comes with a prompt. A Model gets a file as KindText, with its
+	// name, and images only where it is an ImageModel.
+	KindFile  Kind = "file"
+	KindImage Kind = "image"
 )
 
 // Message is one entry of a history. In a consistent history, which is the only one that Run returns
@@ -35,12 +39,15 @@ type Message struct {
 // Part is a piece of a message; Kind says which fields count.
 type Part struct {
 	Kind Kind `json:"kind"`
-	// Text is the text, the reasoning, or a result's output.
+	// Text is the text, the reasoning, a result's output, or a file's content.
 	Text string `json:"text,omitempty"`
 	// ID ties a result to its call; it is unique within a turn.
 	ID string `json:"id,omitempty"`
-	// Name is the tool's name, of calls and results.
+	// Name is the tool's name, of calls and results, or the file's.
 	Name string `json:"name,omitempty"`
+	// MediaType and Data are those of an image, the former of a file too.
+	MediaType string `json:"media_type,omitempty"`
+	Data      []byte `json:"data,omitempty"`
 	// Args are a call's arguments, always a JSON object.
 	Args string `json:"args,omitempty"`
 	// Failed marks a result that is an error.

@@ -18,6 +18,7 @@ type run struct {
 	seen    map[string]bool // ids of calls
 
 	compacted bool // the history was made shorter once
+	noImages  bool // the images of earlier turns stay out
 
 	last    [sha256.Size]byte // calls and results of the step before
 	repeats int
@@ -53,8 +54,13 @@ func (r *run) add(ctx context.Context, m Message) error {
 
 // steps takes steps until one ends the turn.
 func (r *run) steps(ctx context.Context) (Reason, error) {
-	if err := r.add(ctx, UserMessage(r.turn.Prompt)); err != nil {
+	prompt := UserMessage(r.turn.Prompt)
+	prompt.Parts = append(prompt.Parts, r.turn.Attachments...)
+	if err := r.add(ctx, prompt); err != nil {
 		return ended(err)
+	}
+	if hasImages(prompt) && !TakesImages(r.cfg.Model) {
+		return ended(&CallError{Message: "the client of this model sends no images; send text"})
 	}
 	for {
 		if err := context.Cause(ctx); err != nil {
@@ -78,6 +84,12 @@ func (r *run) step(ctx context.Context) (Reason, error) {
 	answer, err := r.ask(ctx)
 	if Overflowed(err) && len(answer.message.Parts) == 0 && r.compact(ctx) {
 		answer, err = r.ask(ctx)
+	}
+	if err != nil && len(answer.message.Parts) == 0 {
+		var again bool
+		if again, err = r.askPlain(err); again {
+			answer, err = r.ask(ctx)
+		}
 	}
 	defer func() {
 		r.out.Usage.add(answer.usage)

@@ -52,7 +52,10 @@ type Model struct {
 	client openai.Client
 }
 
-var _ loop.ObjectModel = (*Model)(nil)
+var (
+	_ loop.ObjectModel = (*Model)(nil)
+	_ loop.ImageModel  = (*Model)(nil)
+)
 
 // ErrOptions is wrapped by the errors of New.
 var ErrOptions = errors.New("openai options")
@@ -94,6 +97,9 @@ func refuseRedirect(*http.Request, []*http.Request) error { return errRedirect }
 
 // TakesObjects is loop.ObjectModel's. A server that does not know response_format says so when asked.
 func (m *Model) TakesObjects() bool { return true }
+
+// TakesImages is loop.ImageModel's. They are sent as data URLs.
+func (m *Model) TakesImages() bool { return true }
 
 // Stream is loop.Model's. Metadata goes out as headers.
 func (m *Model) Stream(ctx context.Context, req loop.Request) iter.Seq2[loop.Delta, error] {

@@ -344,3 +344,16 @@ func TestAnObjectIsAskedForInTheWireFormat(t *testing.T) {
 		}
 	}
 }
+
+func TestImagesAreDataURLs(t *testing.T) {
+	t.Parallel()
+	s := serve(t, modelserver.Script(modelserver.Answer{Text: "ok"}))
+	m := loop.Message{Role: loop.RoleUser, Parts: []loop.Part{{Kind: loop.KindText, Text: "see"}, loop.Image("a.png", "image/png", []byte("png"))}}
+	if _, _, _, err := collect(context.Background(), open(t, openai.Options{BaseURL: s.URL}), loop.Request{Messages: []loop.Message{m}}); err != nil {
+		t.Fatal(err)
+	}
+	const want = `[{"text":"see","type":"text"},{"image_url":{"url":"data:image/png;base64,cG5n"},"type":"image_url"}]`
+	if got := string(s.Requests()[0].Messages[0].RawContent); got != want {
+		t.Errorf("sent %s", got)
+	}
+}

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 
@@ -66,7 +67,7 @@ func opt(v *float64) param.Opt[float64] {
 func appendMessage(to []openai.ChatCompletionMessageParamUnion, msg loop.Message) []openai.ChatCompletionMessageParamUnion {
 	switch msg.Role {
 	case loop.RoleUser:
-		return append(to, openai.UserMessage(msg.Text()))
+		return append(to, userMessage(msg))
 	case loop.RoleTool:
 		for _, p := range msg.Parts {
 			if p.Kind == loop.KindResult {
@@ -94,6 +95,21 @@ func appendMessage(to []openai.ChatCompletionMessageParamUnion, msg loop.Message
 		return to // an answer that was reasoning alone
 	}
 	return append(to, openai.ChatCompletionMessageParamUnion{OfAssistant: &a})
+}
+
+// userMessage is text alone where there is no more, since not every server knows parts.
+func userMessage(msg loop.Message) openai.ChatCompletionMessageParamUnion {
+	parts := []openai.ChatCompletionContentPartUnionParam{openai.TextContentPart(msg.Text())}
+	for _, p := range msg.Parts {
+		if p.Kind == loop.KindImage {
+			url := "data:" + p.MediaType + ";base64," + base64.StdEncoding.EncodeToString(p.Data)
+			parts = append(parts, openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: url}))
+		}
+	}
+	if len(parts) == 1 {
+		return openai.UserMessage(msg.Text())
+	}
+	return openai.UserMessage(parts)
 }
 
 // setFormat asks for an object of a schema. Servers hold an answer to it strictly only where every
