@@ -31,7 +31,7 @@ func Ask(ctx context.Context, opts Options, q Question) (out loop.Outcome, err e
 	if q.Observe == nil {
 		q.Observe = func(loop.Event) {}
 	}
-	p, err := checkPrompt(ctx, q.Session, q.Text, q.Regenerate, 0)
+	p, err := checkPrompt(ctx, q.Session, q.Text, q.Regenerate, nil)
 	if err != nil {
 		return out, errors.New(status.Convert(err).Message())
 	}
