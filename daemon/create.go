@@ -99,6 +99,7 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 	if level := req.GetSandbox(); level != "" {
 		opts = append(opts, system.WithLevel(sandbox.Level(level)))
 	}
+	opts = append(opts, system.WithLimits(limitsOf(req)))
 	if p := req.GetRuntimePath(); p != "" {
 		opts = append(opts, system.WithAgentLocalRuntime(p))
 	}
@@ -182,10 +183,17 @@ func checkCreate(req *daemonv1.CreateAgentRequest) error {
 	if err := checkMounts(req.GetMounts()); err != nil {
 		return err
 	}
+	if err := limitsOf(req).Check(); err != nil {
+		return &failure{code: codes.InvalidArgument, err: err}
+	}
 	if p := req.GetRuntimePath(); p != "" {
 		return checkRuntimePath(p)
 	}
 	return nil
+}
+
+func limitsOf(req *daemonv1.CreateAgentRequest) sandbox.Limits {
+	return sandbox.Limits{Memory: req.GetMemoryLimit(), CPU: req.GetCpuLimit(), PIDs: req.GetPidsLimit()}
 }
 
 // checkMounts refuses what no executor could do; what the agent's level can't is for it to say.

@@ -225,6 +225,9 @@ func (a *supervised) describe(ctx context.Context) *daemonv1.Agent {
 		StopTimeoutMs: a.stopTimeout().Milliseconds(),
 		Restart:       a.policy.String(), LastFailure: a.restartsNow().last,
 	}
+	for _, l := range p.Confinement.Limits {
+		out.Limits = append(out.Limits, &daemonv1.Limit{Name: l.Name, Value: l.Value, Mechanism: l.Mechanism})
+	}
 	if a.unit == nil {
 		return out
 	}
@@ -271,5 +274,5 @@ func lastExit(e *sandbox.Exit) *daemonv1.LastExit {
 	if e == nil {
 		return nil
 	}
-	return &daemonv1.LastExit{Code: int32(e.Code), Signal: e.Signal, AtMs: milliseconds(e.At), Stderr: e.Stderr}
+	return &daemonv1.LastExit{Code: int32(e.Code), Signal: e.Signal, AtMs: milliseconds(e.At), Stderr: e.Stderr, OutOfMemory: e.OutOfMemory}
 }

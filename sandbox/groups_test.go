@@ -527,3 +527,40 @@ func TestLimitsOfAnOrdinaryUser(t *testing.T) {
 		t.Errorf("%d tests passed:\n%s", n, out)
 	}
 }
+
+// K7: a program can't lift its own limits, but at off where it is the user who set them.
+func TestLimitsCanNotBeLifted(t *testing.T) {
+	t.Parallel()
+	grouped(t, cgroup.PIDs, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		spec := w.spec(t, level, `echo up; while ! [ -s go ]; do sleep 0.01; done; read p <go
+			(echo 1000 >$p/pids.max) 2>/dev/null && echo lifted || echo denied; (echo $$ >${p%/*}/cgroup.procs) 2>/dev/null && echo left || echo denied; exec sleep 1000`)
+		spec.Limits.PIDs = 100
+		out := output(t, &spec)
+		p := start(t, l, spec)
+		line(t, out)
+		var path string
+		for _, r := range recorded(t, spec.StateDir) {
+			if _, err := os.Stat(filepath.Join(r, "pids.max")); err == nil {
+				path = r
+			}
+		}
+		ready := filepath.Join(w.work, "ready")
+		if err := errors.Join(os.WriteFile(ready, []byte(path+"\n"), 0o644), os.Rename(ready, filepath.Join(w.work, "go"))); err != nil {
+			t.Fatal(err)
+		}
+		lifts := level == sandbox.Off && w.uid < 0
+		if got := line(t, out); (got == "lifted") != lifts {
+			t.Errorf("its limit was %s", got)
+		}
+		if got := line(t, out); (got == "left") != lifts {
+			t.Errorf("its group was %s", got)
+		}
+		if _, n := mechanismOf(p, sandbox.LimitPIDs); (n == 100) == lifts {
+			t.Errorf("limit of %d", n)
+		}
+		if says := strings.Contains(strings.Join(p.Confinement().Open, "\n"), "can lift them"); says != lifts {
+			t.Errorf("%q", p.Confinement().Open)
+		}
+	})
+}

@@ -49,23 +49,23 @@ type Limit struct {
 
 const byRlimit = "rlimit"
 
-// check refuses values out of bounds.
-func (l Limits) check() error {
+// Check refuses values out of bounds.
+func (l Limits) Check() error {
 	switch {
 	case l.Memory < 0 || l.PIDs < 0 || l.CPU < 0:
 		return errors.New("a limit is negative")
 	case l.Memory != 0 && l.Memory < MinMemory:
-		return fmt.Errorf("memory limit: %d bytes: at least %d, which starting takes", l.Memory, MinMemory)
+		return fmt.Errorf("memory limit of %d bytes: at least 32m (%d), which starting takes", l.Memory, MinMemory)
 	case l.Memory > MaxMemory:
-		return fmt.Errorf("memory limit: %d bytes: at most %d", l.Memory, int64(MaxMemory))
+		return fmt.Errorf("memory limit of %d bytes: at most 1024t (%d)", l.Memory, int64(MaxMemory))
 	case l.PIDs != 0 && l.PIDs < MinPIDs:
-		return fmt.Errorf("limit of processes: %d: at least %d, which starting takes", l.PIDs, MinPIDs)
+		return fmt.Errorf("limit of %d processes: at least %d, which starting takes", l.PIDs, MinPIDs)
 	case l.PIDs > MaxPIDs:
-		return fmt.Errorf("limit of processes: %d: at most %d", l.PIDs, MaxPIDs)
+		return fmt.Errorf("limit of %d processes: at most %d", l.PIDs, MaxPIDs)
 	case l.CPU != 0 && l.CPU < MinCPU:
-		return fmt.Errorf("limit of processors: %d thousandths: at least %d", l.CPU, MinCPU)
+		return fmt.Errorf("limit of %g processors: at least %g", float64(l.CPU)/1000, MinCPU/1000.0)
 	case l.CPU > MaxCPU:
-		return fmt.Errorf("limit of processors: %d thousandths: at most %d", l.CPU, MaxCPU)
+		return fmt.Errorf("limit of %g processors: at most %g", float64(l.CPU)/1000, MaxCPU/1000.0)
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ func noRlimit(level Level, what string) string {
 // LimitedBy tells what would enforce limits at level, in the order of memory, CPU and PIDs: nothing
 // is read back, as Process.Confinement does. The error wraps ErrUnsupported where a limit can't be had.
 func (l *Launcher) LimitedBy(level Level, limits Limits) ([]Limit, error) {
-	if err := limits.check(); err != nil {
+	if err := limits.Check(); err != nil {
 		return nil, err
 	}
 	p, err := l.planFor(level, limits)

@@ -206,7 +206,7 @@ func checkConfinement(s Spec) error {
 	case s.Level != Off && (uid == 0 || s.UID == 0 || s.GID == 0 || s.UID > 0 && s.GID < 0):
 		return fmt.Errorf("level %s does not run a program as root: give it a user id and a group id", s.Level)
 	}
-	return s.Limits.check()
+	return s.Limits.Check()
 }
 
 func checkAppend(f *os.File) error {

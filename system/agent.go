@@ -56,6 +56,7 @@ type Agent struct {
 	level         sandbox.Level
 	hostFS        billy.Filesystem
 	grace         time.Duration
+	limits        sandbox.Limits
 
 	// What the provider sets: nil or zero for an agent made by NewAgent alone.
 	provider *Provider
@@ -210,7 +211,7 @@ func (a *Agent) Process() Process {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := Process{UID: a.user(), LastExit: a.lastExit}
-	p.Confinement = sandbox.Describe(a.sandboxLevel(), a.uid >= 0)
+	p.Confinement = a.expected()
 	if a.run == nil || a.run.proc == nil {
 		return p
 	}

@@ -18,6 +18,9 @@ func (a *Agent) restoreStatus() error {
 		a.tracker.Set(executor.StatusStopped)
 		return nil
 	}
+	if err := sandbox.Sweep(hostPath(a.home, stateDir)); err != nil {
+		a.provider.logger.Warn("what an earlier run left was not cleared up", "agent", a.id, "error", err)
+	}
 	exit, ok, err := sandbox.ReadExit(hostPath(a.home, stateDir))
 	if err != nil {
 		return fmt.Errorf("last exit: %w", err)

@@ -47,7 +47,7 @@ func (a *Agent) view() executor.WorkspaceView {
 func (a *Agent) confine(s *sandbox.Spec, rt *executor.Runtime, program string) error {
 	view := a.view()
 	s.Level, s.UID, s.GID = a.sandboxLevel(), a.uid, a.uid
-	s.Path, s.Dir = path.Join(view.Root, program), view.WorkspaceDir
+	s.Path, s.Dir, s.Limits = path.Join(view.Root, program), view.WorkspaceDir, a.limits
 	if s.Level == sandbox.Off {
 		return nil
 	}
@@ -84,6 +84,42 @@ func (a *Agent) confine(s *sandbox.Spec, rt *executor.Runtime, program string) e
 	// One inside another comes after it.
 	sort.SliceStable(mounts, func(i, j int) bool { return mounts[i].Target < mounts[j].Target })
 	s.Binds = append(s.Binds, mounts...)
+	return nil
+}
+
+// expected is what a start would be confined by.
+func (a *Agent) expected() sandbox.Confinement {
+	c := sandbox.Describe(a.sandboxLevel(), a.uid >= 0)
+	if a.limits == (sandbox.Limits{}) || !a.monitored {
+		return c
+	}
+	// Where the limits can't be had any more the start will fail, and tells why.
+	l, err := a.provider.launch()
+	if err != nil {
+		return c
+	}
+	limits, err := l.LimitedBy(c.Level, a.limits)
+	if err != nil {
+		return c
+	}
+	return c.WithLimits(limits)
+}
+
+// checkLimits refuses limits that nothing would enforce.
+func (a *Agent) checkLimits() error {
+	if a.limits == (sandbox.Limits{}) {
+		return nil
+	}
+	if !a.monitored {
+		return fmt.Errorf("%w: limits: %w: the agent has no monitor, which limits it", ErrConfig, sandbox.ErrUnsupported)
+	}
+	l, err := a.provider.launch()
+	if err != nil {
+		return err
+	}
+	if _, err := l.LimitedBy(a.sandboxLevel(), a.limits); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
 	return nil
 }
 

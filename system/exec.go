@@ -188,6 +188,9 @@ func (a *Agent) sweepExecs() error {
 	}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), execPrefix) {
+			if err := sandbox.Sweep(hostPath(a.home, stateDir, e.Name())); err != nil {
+				return fmt.Errorf("state folder: %w", err)
+			}
 			if err := removeAll(a.home, path.Join(stateDir, e.Name())); err != nil {
 				return fmt.Errorf("state folder: %w", err)
 			}

@@ -42,6 +42,8 @@ type handle struct {
 	DaemonURL      string                `json:"daemon_url,omitempty"`
 	// StopGraceMs is nil for the default.
 	StopGraceMs *int64 `json:"stop_grace_ms,omitempty"`
+	// Limits are nil where there are none.
+	Limits *limits `json:"limits,omitempty"`
 	// SealedToken is the value of OTTERS_AGENT_TOKEN.
 	SealedToken []byte `json:"sealed_agent_token,omitempty"`
 	// SealedEnvs are the values of ENV overrides by key.
@@ -62,6 +64,13 @@ type handle struct {
 	AgentYAML string `json:"agent_yaml,omitempty"`
 	// SealedServeToken is what the running runtime expects of its callers.
 	SealedServeToken []byte `json:"sealed_serve_token,omitempty"`
+}
+
+// limits are sandbox.Limits as they are kept; zero is no limit.
+type limits struct {
+	Memory int64 `json:"memory,omitempty"`          // bytes
+	CPU    int64 `json:"cpu_thousandths,omitempty"` // of a processor
+	PIDs   int64 `json:"pids,omitempty"`
 }
 
 func purpose(id uuid.UUID, name string) string { return id.String() + " " + name }
@@ -182,6 +191,9 @@ func (a *Agent) fillHandle(rec *spec.Agentfile) {
 		h.StopGraceMs = &ms
 	}
 	h.Sandbox = a.level
+	if l := a.limits; l != (sandbox.Limits{}) {
+		h.Limits = &limits{Memory: l.Memory, CPU: l.CPU, PIDs: l.PIDs}
+	}
 	h.SealedToken = h.sealSecret(s, "agent token", a.agentToken)
 	if rec != nil {
 		h.Overrides, h.OverrideMounts = rec.Clone(), rec.Mounts
@@ -201,6 +213,9 @@ func (h *handle) options(s *sealer) ([]AgentOption, error) {
 	}
 	if h.StopGraceMs != nil {
 		opts = append(opts, WithStopGrace(time.Duration(*h.StopGraceMs)*time.Millisecond))
+	}
+	if l := h.Limits; l != nil {
+		opts = append(opts, WithLimits(sandbox.Limits{Memory: l.Memory, CPU: l.CPU, PIDs: l.PIDs}))
 	}
 	if h.LocalRuntime != "" {
 		opts = append(opts, WithAgentLocalRuntime(h.LocalRuntime))

@@ -162,12 +162,19 @@ func TestTheHandleIsOnDiskWhenCreateReturns(t *testing.T) {
 
 func TestTheHandlesFormatIsTheDocumentedOne(t *testing.T) {
 	t.Parallel()
-	source := t.TempDir()
+	source := shared(t)
+	level := sandbox.Strict
+	if l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitor, Warm: -1}); err != nil {
+		t.Fatal(err)
+	} else {
+		level = l.Strongest()
+		l.Close()
+	}
 	dir := host(t)
 	a := created(t, provider(t, dir, rich), []system.AgentOption{
 		system.WithAgentToken("tok"), system.WithDaemonURL("u"), system.WithImageRef("i"), system.WithCapabilities([]executor.Capability{{Name: "c"}}),
 		system.WithMounts([]executor.Mount{{Host: source, Target: "/workspace/m"}}), system.WithStopGrace(3 * time.Second),
-		system.WithLevel(sandbox.Off),
+		system.WithLevel(level), system.WithLimits(sandbox.Limits{Memory: 1 << 30}),
 	}, everyKind(source)...)
 	running(t, a)
 	text, err := os.ReadFile(filepath.Join(dir, a.UUID().String(), "handle.json"))

@@ -235,5 +235,12 @@ func WithStopGrace(grace time.Duration) AgentOption {
 	return func(a *Agent) { a.grace = max(grace, 0) }
 }
 
+// WithLimits bounds the memory, the processors and the processes of the agent, each BIN that Exec runs
+// apart. Create refuses what nothing on this host would enforce. They are kept in the agent's handle.
+// Ours.
+func WithLimits(l sandbox.Limits) AgentOption {
+	return func(a *Agent) { a.limits = l }
+}
+
 // AgentOptions returns the options of one agent; see Provider.LoadWithOptions.
 type AgentOptions func(id uuid.UUID) []AgentOption

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,6 +39,10 @@ func TestMain(m *testing.M) {
 		if _, err := io.Copy(os.Stdout, os.Stdin); err != nil {
 			os.Exit(1)
 		}
+		os.Exit(0)
+	case filepath.Base(os.Args[0]) == "take":
+		take(os.Args[1])
+		fmt.Println("taken")
 		os.Exit(0)
 	case filepath.Base(os.Args[0]) == "sleeper":
 		time.Sleep(300 * time.Second)
@@ -144,6 +149,19 @@ func runtimeMain(role string) int {
 	return 0
 }
 
+// take uses so many MiB of memory for a moment.
+func take(mib string) {
+	n, err := strconv.Atoi(mib)
+	if err != nil {
+		panic(err)
+	}
+	b := make([]byte, n<<20)
+	for i := 0; i < len(b); i += 1024 {
+		b[i] = 1
+	}
+	runtime.KeepAlive(b)
+}
+
 func listenerAndToken() (net.Listener, string, error) {
 	if os.Getenv("LISTEN_FDS") == "2" {
 		if names := os.Getenv("LISTEN_FDNAMES"); names != "runtime:serve-token" {
@@ -192,7 +210,7 @@ func (s *scripted) Ready(ctx context.Context, _ *agentv1.ReadyRequest) (*agentv1
 }
 
 // ChatStream answers "env", "args", "run" and "pid" with what they name, "hang" with silence,
-// "listen", "read:PATH", "write:PATH" and "get:ADDRESS" with what came of it, and everything else
+// "listen", "read:PATH", "write:PATH", "take:MIB" of memory and "get:ADDRESS" with what came of it, and everything else
 // with itself, a word an event.
 func (s *scripted) ChatStream(req *agentv1.ChatStreamRequest, stream grpc.ServerStreamingServer[agentv1.ChatStreamEvent]) error {
 	if err := s.check(stream.Context()); err != nil {
@@ -244,6 +262,9 @@ func (s *scripted) ChatStream(req *agentv1.ChatStreamRequest, stream grpc.Server
 				_ = c.Close()
 				out = string(b)
 			}
+		case "take":
+			take(arg)
+			out = "taken"
 		default:
 			verb = ""
 		}

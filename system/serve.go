@@ -165,6 +165,8 @@ func exitError(e sandbox.Exit) error {
 	switch {
 	case e.Lost:
 		how = "its monitor is gone and left no record"
+	case e.OutOfMemory:
+		how = e.Signal + " for want of memory: it came to its limit"
 	case e.Signal != "":
 		how = e.Signal
 	}

@@ -17,6 +17,7 @@ import (
 func (a *app) runCommand() *cobra.Command {
 	var req daemonv1.CreateAgentRequest
 	var envs, configs, volumes []string
+	var limits limitFlags
 	var detach bool
 	var grace time.Duration
 	cmd := &cobra.Command{
@@ -46,6 +47,9 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 				return err
 			}
 			if req.StopTimeoutMs, err = stopTimeout(cmd, grace); err != nil {
+				return err
+			}
+			if err := limits.fill(cmd, &req); err != nil {
 				return err
 			}
 			if req.RuntimePath != "" {
@@ -83,6 +87,7 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 	cmd.Flags().StringArrayVarP(&envs, "env", "e", nil, "variable `K=V` for the agent; K alone takes the value from the environment; may be given several times")
 	cmd.Flags().StringVar(&req.Restart, "restart", "", "`policy` for an agent that ended: no, on-failure[:N], always or unless-stopped (default no)")
 	cmd.Flags().DurationVar(&grace, "stop-timeout", 10*time.Second, "`time` to exit after SIGTERM before everything the agent started is killed")
+	limits.add(cmd)
 	cmd.Flags().StringArrayVarP(&volumes, "volume", "v", nil, "show the agent a path of the host: `HOST:TARGET[:DESC][:ro]`; may be given several times")
 	cmd.Flags().StringArrayVar(&configs, "config", nil, "setting `K=V` in place of the image's CONFIG; may be given several times")
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait until the agent is ready")

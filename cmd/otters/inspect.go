@@ -63,7 +63,11 @@ func describe(a *daemonv1.Agent) []pair {
 		{"user id", strconv.FormatInt(a.GetUid(), 10)},
 	}
 	out = append(out, confinement(a.GetConfinement())...)
-	var tools, configs []string
+	var limits, tools, configs []string
+	for _, l := range a.GetLimits() {
+		limits = append(limits, limit(l))
+	}
+	out = append(out, list("limit", limits)...)
 	for _, t := range a.GetTools() {
 		tools = append(tools, joined(t.GetName(), t.GetDescription()))
 	}
@@ -82,6 +86,9 @@ func describe(a *daemonv1.Agent) []pair {
 		how := fmt.Sprintf("code %d", e.GetCode())
 		if e.GetSignal() != "" {
 			how = e.GetSignal()
+		}
+		if e.GetOutOfMemory() {
+			how += ", for want of memory"
 		}
 		out = append(out, pair{"last exit", joined(how, millis(e.GetAtMs()))})
 		out = append(out, list("last lines", e.GetStderr())...)

@@ -77,6 +77,16 @@ type exitJSON struct {
 	Signal string   `json:"signal"`
 	At     string   `json:"at"`
 	Stderr []string `json:"stderr"`
+	// OutOfMemory tells that the kernel killed it for want of memory.
+	OutOfMemory bool `json:"out_of_memory"`
+}
+
+type limitJSON struct {
+	// Name is memory (bytes), cpus (thousandths of a processor) or pids.
+	Name  string `json:"name"`
+	Value int64  `json:"value"`
+	// Mechanism is cgroup v2, cgroup v1 or rlimit.
+	Mechanism string `json:"mechanism"`
 }
 
 type agentJSON struct {
@@ -100,7 +110,8 @@ type agentJSON struct {
 	LastFailure       string    `json:"last_failure"`
 	StopTimeoutMs     int64     `json:"stop_timeout_ms"`
 	// Mounts are as -v has them: HOST:TARGET[:DESC][:ro].
-	Mounts []string `json:"mounts"`
+	Mounts []string    `json:"mounts"`
+	Limits []limitJSON `json:"limits"`
 }
 
 func newAgentJSON(a *daemonv1.Agent) agentJSON {
@@ -109,7 +120,7 @@ func newAgentJSON(a *daemonv1.Agent) agentJSON {
 		Root:        a.GetRoot(), Address: a.GetAddress(), PID: a.GetPid(), MonitorPID: a.GetMonitorPid(), UID: a.GetUid(),
 		Confinement: newConfinementJSON(a.GetConfinement()),
 		RuntimeRef:  a.GetRuntimeRef(), RuntimeDigest: a.GetRuntimeDigest(),
-		Mounts: []string{}, Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
+		Mounts: []string{}, Limits: []limitJSON{}, Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
 		ServeTokenChecked: a.GetServeTokenChecked(), LogFile: a.GetLogFile(),
 		Restart: a.GetRestart(), LastFailure: a.GetLastFailure(), StopTimeoutMs: a.GetStopTimeoutMs(),
 	}
@@ -119,11 +130,14 @@ func newAgentJSON(a *daemonv1.Agent) agentJSON {
 	for _, m := range a.GetMounts() {
 		out.Mounts = append(out.Mounts, shown(m))
 	}
+	for _, l := range a.GetLimits() {
+		out.Limits = append(out.Limits, limitJSON{l.GetName(), l.GetValue(), l.GetMechanism()})
+	}
 	for _, t := range a.GetTools() {
 		out.Tools = append(out.Tools, toolJSON{t.GetName(), t.GetDescription(), t.GetRef(), t.GetDigest()})
 	}
 	if e := a.GetLastExit(); e != nil {
-		out.LastExit = &exitJSON{e.GetCode(), e.GetSignal(), millis(e.GetAtMs()), notNil(e.GetStderr())}
+		out.LastExit = &exitJSON{e.GetCode(), e.GetSignal(), millis(e.GetAtMs()), notNil(e.GetStderr()), e.GetOutOfMemory()}
 	}
 	return out
 }

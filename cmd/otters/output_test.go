@@ -32,6 +32,7 @@ func someAgent() *daemonv1.Agent {
 		},
 		Restart: "on-failure:3", LastFailure: "crashed: exit code 1", StopTimeoutMs: 1500,
 		Mounts: []*daemonv1.Mount{{Host: "/srv/a", Target: "workspace/a", Description: "my files", ReadOnly: true}},
+		Limits: []*daemonv1.Limit{{Name: "memory", Value: 1536 << 20, Mechanism: "cgroup v2"}, {Name: "cpus", Value: 1500, Mechanism: "cgroup v2"}, {Name: "pids", Value: 64, Mechanism: "rlimit"}},
 		Root:   "/o/agents/1/root", Address: "127.0.0.1:4000", Pid: 12, MonitorPid: 11, Uid: 231000,
 		Confinement: &daemonv1.Confinement{Level: "off", OwnUser: true, Enforced: []string{"It has a user of its own."}, Open: []string{"The network.", "Files of others that all may read."}},
 		RuntimeRef:  "otters/runtime", RuntimeDigest: "sha256:2222",
@@ -39,7 +40,7 @@ func someAgent() *daemonv1.Agent {
 		Envs:    []string{"LANG"},
 		Configs: map[string]string{"max-tokens": "5", "a": "b"},
 		LastExit: &daemonv1.LastExit{Code: 1, AtMs: 1_700_000_002_000,
-			Stderr: []string{"reading", "boom \x1b[31m"}},
+			Stderr: []string{"reading", "boom \x1b[31m"}, OutOfMemory: true},
 		ServeTokenChecked: true, LogFile: "/o/agents/1/log",
 	}
 }
@@ -94,12 +95,15 @@ confinement   off: the kernel does not confine it, do not run what you do not tr
   enforced    It has a user of its own.
   open        The network.
               Files of others that all may read.
+limit         memory 1536m  cgroup v2
+              cpus 1.5  cgroup v2
+              pids 64  rlimit
 mounts        /srv/a:workspace/a:my files:ro
 tools         jq  reads JSON
 variables     LANG
 config        a=b
               max-tokens=5
-last exit     code 1  2023-11-14T22:13:22.000Z
+last exit     code 1, for want of memory  2023-11-14T22:13:22.000Z
 last lines    reading
               boom ␛[31m
 `})
@@ -124,9 +128,9 @@ func TestJSONIsStable(t *testing.T) {
 		"images": `[{"created_at":"2023-11-14T22:13:20.000Z","description":"<d>","digest":"sha256:1111","kind":"agent","media_type":"m","reference":"guide:1","size":9}]`,
 		"ps": `[{"attempts":2,"next_try_at":"","queue_place":0,"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1","message":"the runtime ended with code 1",` +
 			`"model":"offline/otter","name":"guide","reason":"crashed","started_at":"2023-11-14T22:13:21.000Z","status":"failed"}]`,
-		"inspect guide": `{"attempts":2,"next_try_at":"","queue_place":0,"restart":"on-failure:3","last_failure":"crashed: exit code 1","stop_timeout_ms":1500,"mounts":["/srv/a:workspace/a:my files:ro"],"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
+		"inspect guide": `{"attempts":2,"next_try_at":"","queue_place":0,"restart":"on-failure:3","last_failure":"crashed: exit code 1","stop_timeout_ms":1500,"mounts":["/srv/a:workspace/a:my files:ro"],"limits":[{"name":"memory","value":1610612736,"mechanism":"cgroup v2"},{"name":"cpus","value":1500,"mechanism":"cgroup v2"},{"name":"pids","value":64,"mechanism":"rlimit"}],"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
 			`"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","envs":["LANG"],"id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1",` +
-			`"last_exit":{"at":"2023-11-14T22:13:22.000Z","code":1,"signal":"","stderr":["reading","boom \u001b[31m"]},"log_file":"/o/agents/1/log","message":"the runtime ended with code 1","model":"offline/otter","monitor_pid":11,"name":"guide","pid":12,` +
+			`"last_exit":{"at":"2023-11-14T22:13:22.000Z","code":1,"signal":"","stderr":["reading","boom \u001b[31m"],"out_of_memory":true},"log_file":"/o/agents/1/log","message":"the runtime ended with code 1","model":"offline/otter","monitor_pid":11,"name":"guide","pid":12,` +
 			`"reason":"crashed","root":"/o/agents/1/root","runtime_digest":"sha256:2222","runtime_ref":"otters/runtime","serve_token_checked":true,"started_at":"2023-11-14T22:13:21.000Z","status":"failed",` +
 			`"tools":[{"description":"reads JSON","digest":"sha256:3333","name":"jq","ref":"otters/tools/jq"}],"uid":231000}`,
 		"info": `{"agents":2,"agents_running":1,"confinement":{"enforced":[],"level":"off","open":["The network is open."],"own_user":false},"home":"/home/o","pid":4711,"platform":"linux/amd64",` +
@@ -272,9 +276,9 @@ func TestRun(t *testing.T) {
 	f := &fake{states: []*daemonv1.AgentSummary{{Status: "starting"}, {Id: "0199aaaa", Name: "n", Status: "ready"}}}
 	socket := serve(t, f)
 	t.Setenv("OTTERS_TEST_VALUE", "from outside")
-	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "n", "--model", "p/m", "--runtime", "/r", "--sandbox", "limited", "--restart", "on-failure:3", "--stop-timeout", "1.5s", "-v", "/a/:workspace/a", "-v", "/b:/mnt/b:notes:ro", "-v", "/c:mnt/c:ro", "--config", "max-steps=5", "--config", "k=", "-e", "A=1=2", "-e", "OTTERS_TEST_VALUE", "-e", "B="),
+	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "n", "--model", "p/m", "--runtime", "/r", "--sandbox", "limited", "--restart", "on-failure:3", "--stop-timeout", "1.5s", "--memory", "1.5G", "--cpus", "0.25", "--pids", "64", "-v", "/a/:workspace/a", "-v", "/b:/mnt/b:notes:ro", "-v", "/c:mnt/c:ro", "--config", "max-steps=5", "--config", "k=", "-e", "A=1=2", "-e", "OTTERS_TEST_VALUE", "-e", "B="),
 		outcome{out: "n 0199aaaa ready\n"})
-	want := &daemonv1.CreateAgentRequest{Image: "guide:1", Name: "n", Model: "p/m", RuntimePath: "/r", Sandbox: "limited", Restart: "on-failure:3", StopTimeoutMs: proto.Int64(1500),
+	want := &daemonv1.CreateAgentRequest{Image: "guide:1", Name: "n", Model: "p/m", RuntimePath: "/r", Sandbox: "limited", Restart: "on-failure:3", StopTimeoutMs: proto.Int64(1500), MemoryLimit: 1536 << 20, CpuLimit: 250, PidsLimit: 64,
 		Mounts: []*daemonv1.Mount{{Host: "/a", Target: "workspace/a"}, {Host: "/b", Target: "/mnt/b", Description: "notes", ReadOnly: true}, {Host: "/c", Target: "mnt/c", ReadOnly: true}}, Configs: map[string]string{"max-steps": "5", "k": ""},
 		Envs: []*daemonv1.EnvVar{{Key: "A", Value: "1=2"}, {Key: "OTTERS_TEST_VALUE", Value: "from outside"}, {Key: "B"}}}
 	if diff := cmp.Diff(proto.Message(want), f.last().(proto.Message), protocmp.Transform()); diff != "" {

@@ -930,7 +930,15 @@ type CreateAgentRequest struct {
 	Mounts []*Mount `protobuf:"bytes,22,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	// off, limited or strict: what confines the agent, now and at every later start. Empty is the
 	// daemon's setting, without one the strongest that the host has.
-	Sandbox       string `protobuf:"bytes,24,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Sandbox string `protobuf:"bytes,24,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	// Limits of all that the agent runs together; 0 is none. One that the host can't enforce at the
+	// agent's level is INVALID_ARGUMENT. Memory is in bytes, from 33554432 (32 MiB) to 1125899906842624
+	// (1 PiB).
+	MemoryLimit int64 `protobuf:"varint,30,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"`
+	// Thousandths of a processor, from 10 to 1024000.
+	CpuLimit int64 `protobuf:"varint,31,opt,name=cpu_limit,json=cpuLimit,proto3" json:"cpu_limit,omitempty"`
+	// Processes and threads, from 16 to 4194304.
+	PidsLimit     int64 `protobuf:"varint,32,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1033,6 +1041,27 @@ func (x *CreateAgentRequest) GetSandbox() string {
 		return x.Sandbox
 	}
 	return ""
+}
+
+func (x *CreateAgentRequest) GetMemoryLimit() int64 {
+	if x != nil {
+		return x.MemoryLimit
+	}
+	return 0
+}
+
+func (x *CreateAgentRequest) GetCpuLimit() int64 {
+	if x != nil {
+		return x.CpuLimit
+	}
+	return 0
+}
+
+func (x *CreateAgentRequest) GetPidsLimit() int64 {
+	if x != nil {
+		return x.PidsLimit
+	}
+	return 0
 }
 
 type Mount struct {
@@ -1498,6 +1527,9 @@ type Agent struct {
 	// How long it has to exit after SIGTERM, in milliseconds.
 	StopTimeoutMs int64    `protobuf:"varint,22,opt,name=stop_timeout_ms,json=stopTimeoutMs,proto3" json:"stop_timeout_ms,omitempty"`
 	Mounts        []*Mount `protobuf:"bytes,23,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	// Limits in force, as read back from the kernel; of an agent that does not run, those of its next
+	// start.
+	Limits        []*Limit `protobuf:"bytes,30,rep,name=limits,proto3" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1665,6 +1697,75 @@ func (x *Agent) GetMounts() []*Mount {
 	return nil
 }
 
+func (x *Agent) GetLimits() []*Limit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+type Limit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// memory (bytes), cpus (thousandths of a processor) or pids (processes and threads).
+	Name  string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value int64  `protobuf:"varint,2,opt,name=value,proto3" json:"value,omitempty"`
+	// "cgroup v2", "cgroup v1" or "rlimit"; docs/security.md tells what each of them bounds.
+	Mechanism     string `protobuf:"bytes,3,opt,name=mechanism,proto3" json:"mechanism,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Limit) Reset() {
+	*x = Limit{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Limit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Limit) ProtoMessage() {}
+
+func (x *Limit) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Limit.ProtoReflect.Descriptor instead.
+func (*Limit) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Limit) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Limit) GetValue() int64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *Limit) GetMechanism() string {
+	if x != nil {
+		return x.Mechanism
+	}
+	return ""
+}
+
 type Tool struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1677,7 +1778,7 @@ type Tool struct {
 
 func (x *Tool) Reset() {
 	*x = Tool{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1790,7 @@ func (x *Tool) String() string {
 func (*Tool) ProtoMessage() {}
 
 func (x *Tool) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[23]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1803,7 @@ func (x *Tool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tool.ProtoReflect.Descriptor instead.
 func (*Tool) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{23}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Tool) GetName() string {
@@ -1742,14 +1843,16 @@ type LastExit struct {
 	// Unix milliseconds.
 	AtMs int64 `protobuf:"varint,3,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
 	// The last lines of standard error.
-	Stderr        []string `protobuf:"bytes,4,rep,name=stderr,proto3" json:"stderr,omitempty"`
+	Stderr []string `protobuf:"bytes,4,rep,name=stderr,proto3" json:"stderr,omitempty"`
+	// Whether the kernel killed it for want of memory, in its control group.
+	OutOfMemory   bool `protobuf:"varint,5,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LastExit) Reset() {
 	*x = LastExit{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1864,7 @@ func (x *LastExit) String() string {
 func (*LastExit) ProtoMessage() {}
 
 func (x *LastExit) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[24]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1877,7 @@ func (x *LastExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LastExit.ProtoReflect.Descriptor instead.
 func (*LastExit) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{24}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LastExit) GetCode() int32 {
@@ -1805,6 +1908,13 @@ func (x *LastExit) GetStderr() []string {
 	return nil
 }
 
+func (x *LastExit) GetOutOfMemory() bool {
+	if x != nil {
+		return x.OutOfMemory
+	}
+	return false
+}
+
 type WatchAgentRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -1814,7 +1924,7 @@ type WatchAgentRequest struct {
 
 func (x *WatchAgentRequest) Reset() {
 	*x = WatchAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +1936,7 @@ func (x *WatchAgentRequest) String() string {
 func (*WatchAgentRequest) ProtoMessage() {}
 
 func (x *WatchAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[25]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +1949,7 @@ func (x *WatchAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchAgentRequest.ProtoReflect.Descriptor instead.
 func (*WatchAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{25}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatchAgentRequest) GetAgent() string {
@@ -1858,7 +1968,7 @@ type WatchAgentResponse struct {
 
 func (x *WatchAgentResponse) Reset() {
 	*x = WatchAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +1980,7 @@ func (x *WatchAgentResponse) String() string {
 func (*WatchAgentResponse) ProtoMessage() {}
 
 func (x *WatchAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[26]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +1993,7 @@ func (x *WatchAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchAgentResponse.ProtoReflect.Descriptor instead.
 func (*WatchAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{26}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchAgentResponse) GetAgent() *AgentSummary {
@@ -1902,7 +2012,7 @@ type StartAgentRequest struct {
 
 func (x *StartAgentRequest) Reset() {
 	*x = StartAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1914,7 +2024,7 @@ func (x *StartAgentRequest) String() string {
 func (*StartAgentRequest) ProtoMessage() {}
 
 func (x *StartAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[27]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1927,7 +2037,7 @@ func (x *StartAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartAgentRequest.ProtoReflect.Descriptor instead.
 func (*StartAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{27}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartAgentRequest) GetAgent() string {
@@ -1946,7 +2056,7 @@ type StartAgentResponse struct {
 
 func (x *StartAgentResponse) Reset() {
 	*x = StartAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2068,7 @@ func (x *StartAgentResponse) String() string {
 func (*StartAgentResponse) ProtoMessage() {}
 
 func (x *StartAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[28]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2081,7 @@ func (x *StartAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartAgentResponse.ProtoReflect.Descriptor instead.
 func (*StartAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{28}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StartAgentResponse) GetAgent() *AgentSummary {
@@ -1990,7 +2100,7 @@ type StopAgentRequest struct {
 
 func (x *StopAgentRequest) Reset() {
 	*x = StopAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2112,7 @@ func (x *StopAgentRequest) String() string {
 func (*StopAgentRequest) ProtoMessage() {}
 
 func (x *StopAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[29]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2125,7 @@ func (x *StopAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopAgentRequest.ProtoReflect.Descriptor instead.
 func (*StopAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{29}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StopAgentRequest) GetAgent() string {
@@ -2034,7 +2144,7 @@ type StopAgentResponse struct {
 
 func (x *StopAgentResponse) Reset() {
 	*x = StopAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2046,7 +2156,7 @@ func (x *StopAgentResponse) String() string {
 func (*StopAgentResponse) ProtoMessage() {}
 
 func (x *StopAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[30]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2059,7 +2169,7 @@ func (x *StopAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopAgentResponse.ProtoReflect.Descriptor instead.
 func (*StopAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{30}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StopAgentResponse) GetAgent() *AgentSummary {
@@ -2078,7 +2188,7 @@ type RestartAgentRequest struct {
 
 func (x *RestartAgentRequest) Reset() {
 	*x = RestartAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2090,7 +2200,7 @@ func (x *RestartAgentRequest) String() string {
 func (*RestartAgentRequest) ProtoMessage() {}
 
 func (x *RestartAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[31]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2103,7 +2213,7 @@ func (x *RestartAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartAgentRequest.ProtoReflect.Descriptor instead.
 func (*RestartAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{31}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RestartAgentRequest) GetAgent() string {
@@ -2122,7 +2232,7 @@ type RestartAgentResponse struct {
 
 func (x *RestartAgentResponse) Reset() {
 	*x = RestartAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2134,7 +2244,7 @@ func (x *RestartAgentResponse) String() string {
 func (*RestartAgentResponse) ProtoMessage() {}
 
 func (x *RestartAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[32]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2147,7 +2257,7 @@ func (x *RestartAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartAgentResponse.ProtoReflect.Descriptor instead.
 func (*RestartAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{32}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RestartAgentResponse) GetAgent() *AgentSummary {
@@ -2170,7 +2280,7 @@ type KillAgentRequest struct {
 
 func (x *KillAgentRequest) Reset() {
 	*x = KillAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2182,7 +2292,7 @@ func (x *KillAgentRequest) String() string {
 func (*KillAgentRequest) ProtoMessage() {}
 
 func (x *KillAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[33]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2195,7 +2305,7 @@ func (x *KillAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillAgentRequest.ProtoReflect.Descriptor instead.
 func (*KillAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{33}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *KillAgentRequest) GetAgent() string {
@@ -2221,7 +2331,7 @@ type KillAgentResponse struct {
 
 func (x *KillAgentResponse) Reset() {
 	*x = KillAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2343,7 @@ func (x *KillAgentResponse) String() string {
 func (*KillAgentResponse) ProtoMessage() {}
 
 func (x *KillAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[34]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2356,7 @@ func (x *KillAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillAgentResponse.ProtoReflect.Descriptor instead.
 func (*KillAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{34}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *KillAgentResponse) GetAgent() *AgentSummary {
@@ -2269,7 +2379,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +2391,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[35]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +2404,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{35}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExecRequest) GetPart() isExecRequest_Part {
@@ -2351,7 +2461,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2473,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[36]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2486,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{36}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExecStart) GetAgent() string {
@@ -2414,7 +2524,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2536,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[37]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2549,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{37}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExecResponse) GetPart() isExecResponse_Part {
@@ -2508,7 +2618,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2520,7 +2630,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[38]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2533,7 +2643,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{38}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -2554,7 +2664,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2566,7 +2676,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[39]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2579,7 +2689,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{39}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RemoveAgentRequest) GetAgent() string {
@@ -2606,7 +2716,7 @@ type RemoveAgentResponse struct {
 
 func (x *RemoveAgentResponse) Reset() {
 	*x = RemoveAgentResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +2728,7 @@ func (x *RemoveAgentResponse) String() string {
 func (*RemoveAgentResponse) ProtoMessage() {}
 
 func (x *RemoveAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[40]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +2741,7 @@ func (x *RemoveAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentResponse.ProtoReflect.Descriptor instead.
 func (*RemoveAgentResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{40}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RemoveAgentResponse) GetId() string {
@@ -2660,7 +2770,7 @@ type PromptRequest struct {
 
 func (x *PromptRequest) Reset() {
 	*x = PromptRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2672,7 +2782,7 @@ func (x *PromptRequest) String() string {
 func (*PromptRequest) ProtoMessage() {}
 
 func (x *PromptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[41]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2685,7 +2795,7 @@ func (x *PromptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptRequest.ProtoReflect.Descriptor instead.
 func (*PromptRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{41}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PromptRequest) GetAgent() string {
@@ -2730,7 +2840,7 @@ type PromptResponse struct {
 
 func (x *PromptResponse) Reset() {
 	*x = PromptResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2852,7 @@ func (x *PromptResponse) String() string {
 func (*PromptResponse) ProtoMessage() {}
 
 func (x *PromptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[42]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2865,7 @@ func (x *PromptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptResponse.ProtoReflect.Descriptor instead.
 func (*PromptResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{42}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PromptResponse) GetRunId() string {
@@ -2840,7 +2950,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +2962,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +2975,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{43}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Usage) GetInputTokens() int64 {
@@ -2911,7 +3021,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2923,7 +3033,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2936,7 +3046,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{44}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LogsRequest) GetAgent() string {
@@ -2980,7 +3090,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2992,7 +3102,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3005,7 +3115,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{45}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LogsResponse) GetAtMs() int64 {
@@ -3100,7 +3210,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\vdescription\x18\a \x01(\tR\vdescription\"0\n" +
 	"\x06EnvVar\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xd4\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xb3\x04\n" +
 	"\x12CreateAgentRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3111,7 +3221,11 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\arestart\x18\x14 \x01(\tR\arestart\x12+\n" +
 	"\x0fstop_timeout_ms\x18\x15 \x01(\x03H\x00R\rstopTimeoutMs\x88\x01\x01\x12/\n" +
 	"\x06mounts\x18\x16 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x12\x18\n" +
-	"\asandbox\x18\x18 \x01(\tR\asandbox\x1a:\n" +
+	"\asandbox\x18\x18 \x01(\tR\asandbox\x12!\n" +
+	"\fmemory_limit\x18\x1e \x01(\x03R\vmemoryLimit\x12\x1b\n" +
+	"\tcpu_limit\x18\x1f \x01(\x03R\bcpuLimit\x12\x1d\n" +
+	"\n" +
+	"pids_limit\x18  \x01(\x03R\tpidsLimit\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x12\n" +
@@ -3145,7 +3259,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x0fGetAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"A\n" +
 	"\x10GetAgentResponse\x12-\n" +
-	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\x95\x06\n" +
+	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xc6\x06\n" +
 	"\x05Agent\x128\n" +
 	"\asummary\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\asummary\x12\x12\n" +
 	"\x04root\x18\x02 \x01(\tR\x04root\x12\x18\n" +
@@ -3168,20 +3282,26 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\arestart\x18\x14 \x01(\tR\arestart\x12!\n" +
 	"\flast_failure\x18\x15 \x01(\tR\vlastFailure\x12&\n" +
 	"\x0fstop_timeout_ms\x18\x16 \x01(\x03R\rstopTimeoutMs\x12/\n" +
-	"\x06mounts\x18\x17 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x1a:\n" +
+	"\x06mounts\x18\x17 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x12/\n" +
+	"\x06limits\x18\x1e \x03(\v2\x17.otters.daemon.v1.LimitR\x06limits\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"f\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"O\n" +
+	"\x05Limit\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value\x12\x1c\n" +
+	"\tmechanism\x18\x03 \x01(\tR\tmechanism\"f\n" +
 	"\x04Tool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x10\n" +
 	"\x03ref\x18\x03 \x01(\tR\x03ref\x12\x16\n" +
-	"\x06digest\x18\x04 \x01(\tR\x06digest\"c\n" +
+	"\x06digest\x18\x04 \x01(\tR\x06digest\"\x87\x01\n" +
 	"\bLastExit\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\tR\x06signal\x12\x13\n" +
 	"\x05at_ms\x18\x03 \x01(\x03R\x04atMs\x12\x16\n" +
-	"\x06stderr\x18\x04 \x03(\tR\x06stderr\")\n" +
+	"\x06stderr\x18\x04 \x03(\tR\x06stderr\x12\"\n" +
+	"\rout_of_memory\x18\x05 \x01(\bR\voutOfMemory\")\n" +
 	"\x11WatchAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"J\n" +
 	"\x12WatchAgentResponse\x124\n" +
@@ -3293,7 +3413,7 @@ func file_otters_daemon_v1_daemon_proto_rawDescGZIP() []byte {
 	return file_otters_daemon_v1_daemon_proto_rawDescData
 }
 
-var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_otters_daemon_v1_daemon_proto_goTypes = []any{
 	(*AmbiguousName)(nil),        // 0: otters.daemon.v1.AmbiguousName
 	(*Hint)(nil),                 // 1: otters.daemon.v1.Hint
@@ -3318,96 +3438,98 @@ var file_otters_daemon_v1_daemon_proto_goTypes = []any{
 	(*GetAgentRequest)(nil),      // 20: otters.daemon.v1.GetAgentRequest
 	(*GetAgentResponse)(nil),     // 21: otters.daemon.v1.GetAgentResponse
 	(*Agent)(nil),                // 22: otters.daemon.v1.Agent
-	(*Tool)(nil),                 // 23: otters.daemon.v1.Tool
-	(*LastExit)(nil),             // 24: otters.daemon.v1.LastExit
-	(*WatchAgentRequest)(nil),    // 25: otters.daemon.v1.WatchAgentRequest
-	(*WatchAgentResponse)(nil),   // 26: otters.daemon.v1.WatchAgentResponse
-	(*StartAgentRequest)(nil),    // 27: otters.daemon.v1.StartAgentRequest
-	(*StartAgentResponse)(nil),   // 28: otters.daemon.v1.StartAgentResponse
-	(*StopAgentRequest)(nil),     // 29: otters.daemon.v1.StopAgentRequest
-	(*StopAgentResponse)(nil),    // 30: otters.daemon.v1.StopAgentResponse
-	(*RestartAgentRequest)(nil),  // 31: otters.daemon.v1.RestartAgentRequest
-	(*RestartAgentResponse)(nil), // 32: otters.daemon.v1.RestartAgentResponse
-	(*KillAgentRequest)(nil),     // 33: otters.daemon.v1.KillAgentRequest
-	(*KillAgentResponse)(nil),    // 34: otters.daemon.v1.KillAgentResponse
-	(*ExecRequest)(nil),          // 35: otters.daemon.v1.ExecRequest
-	(*ExecStart)(nil),            // 36: otters.daemon.v1.ExecStart
-	(*ExecResponse)(nil),         // 37: otters.daemon.v1.ExecResponse
-	(*ExecExit)(nil),             // 38: otters.daemon.v1.ExecExit
-	(*RemoveAgentRequest)(nil),   // 39: otters.daemon.v1.RemoveAgentRequest
-	(*RemoveAgentResponse)(nil),  // 40: otters.daemon.v1.RemoveAgentResponse
-	(*PromptRequest)(nil),        // 41: otters.daemon.v1.PromptRequest
-	(*PromptResponse)(nil),       // 42: otters.daemon.v1.PromptResponse
-	(*Usage)(nil),                // 43: otters.daemon.v1.Usage
-	(*LogsRequest)(nil),          // 44: otters.daemon.v1.LogsRequest
-	(*LogsResponse)(nil),         // 45: otters.daemon.v1.LogsResponse
-	nil,                          // 46: otters.daemon.v1.BuildOptions.BuildArgsEntry
-	nil,                          // 47: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
-	nil,                          // 48: otters.daemon.v1.Agent.ConfigsEntry
+	(*Limit)(nil),                // 23: otters.daemon.v1.Limit
+	(*Tool)(nil),                 // 24: otters.daemon.v1.Tool
+	(*LastExit)(nil),             // 25: otters.daemon.v1.LastExit
+	(*WatchAgentRequest)(nil),    // 26: otters.daemon.v1.WatchAgentRequest
+	(*WatchAgentResponse)(nil),   // 27: otters.daemon.v1.WatchAgentResponse
+	(*StartAgentRequest)(nil),    // 28: otters.daemon.v1.StartAgentRequest
+	(*StartAgentResponse)(nil),   // 29: otters.daemon.v1.StartAgentResponse
+	(*StopAgentRequest)(nil),     // 30: otters.daemon.v1.StopAgentRequest
+	(*StopAgentResponse)(nil),    // 31: otters.daemon.v1.StopAgentResponse
+	(*RestartAgentRequest)(nil),  // 32: otters.daemon.v1.RestartAgentRequest
+	(*RestartAgentResponse)(nil), // 33: otters.daemon.v1.RestartAgentResponse
+	(*KillAgentRequest)(nil),     // 34: otters.daemon.v1.KillAgentRequest
+	(*KillAgentResponse)(nil),    // 35: otters.daemon.v1.KillAgentResponse
+	(*ExecRequest)(nil),          // 36: otters.daemon.v1.ExecRequest
+	(*ExecStart)(nil),            // 37: otters.daemon.v1.ExecStart
+	(*ExecResponse)(nil),         // 38: otters.daemon.v1.ExecResponse
+	(*ExecExit)(nil),             // 39: otters.daemon.v1.ExecExit
+	(*RemoveAgentRequest)(nil),   // 40: otters.daemon.v1.RemoveAgentRequest
+	(*RemoveAgentResponse)(nil),  // 41: otters.daemon.v1.RemoveAgentResponse
+	(*PromptRequest)(nil),        // 42: otters.daemon.v1.PromptRequest
+	(*PromptResponse)(nil),       // 43: otters.daemon.v1.PromptResponse
+	(*Usage)(nil),                // 44: otters.daemon.v1.Usage
+	(*LogsRequest)(nil),          // 45: otters.daemon.v1.LogsRequest
+	(*LogsResponse)(nil),         // 46: otters.daemon.v1.LogsResponse
+	nil,                          // 47: otters.daemon.v1.BuildOptions.BuildArgsEntry
+	nil,                          // 48: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	nil,                          // 49: otters.daemon.v1.Agent.ConfigsEntry
 }
 var file_otters_daemon_v1_daemon_proto_depIdxs = []int32{
 	17, // 0: otters.daemon.v1.AmbiguousName.candidates:type_name -> otters.daemon.v1.AgentSummary
 	4,  // 1: otters.daemon.v1.InfoResponse.confinement:type_name -> otters.daemon.v1.Confinement
 	8,  // 2: otters.daemon.v1.BuildRequest.options:type_name -> otters.daemon.v1.BuildOptions
-	46, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
+	47, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
 	12, // 4: otters.daemon.v1.ListImagesResponse.images:type_name -> otters.daemon.v1.Image
 	13, // 5: otters.daemon.v1.CreateAgentRequest.envs:type_name -> otters.daemon.v1.EnvVar
-	47, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	48, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
 	15, // 7: otters.daemon.v1.CreateAgentRequest.mounts:type_name -> otters.daemon.v1.Mount
 	17, // 8: otters.daemon.v1.CreateAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
 	17, // 9: otters.daemon.v1.ListAgentsResponse.agents:type_name -> otters.daemon.v1.AgentSummary
 	22, // 10: otters.daemon.v1.GetAgentResponse.agent:type_name -> otters.daemon.v1.Agent
 	17, // 11: otters.daemon.v1.Agent.summary:type_name -> otters.daemon.v1.AgentSummary
 	4,  // 12: otters.daemon.v1.Agent.confinement:type_name -> otters.daemon.v1.Confinement
-	23, // 13: otters.daemon.v1.Agent.tools:type_name -> otters.daemon.v1.Tool
-	48, // 14: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
-	24, // 15: otters.daemon.v1.Agent.last_exit:type_name -> otters.daemon.v1.LastExit
+	24, // 13: otters.daemon.v1.Agent.tools:type_name -> otters.daemon.v1.Tool
+	49, // 14: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
+	25, // 15: otters.daemon.v1.Agent.last_exit:type_name -> otters.daemon.v1.LastExit
 	15, // 16: otters.daemon.v1.Agent.mounts:type_name -> otters.daemon.v1.Mount
-	17, // 17: otters.daemon.v1.WatchAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	17, // 18: otters.daemon.v1.StartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	17, // 19: otters.daemon.v1.StopAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	17, // 20: otters.daemon.v1.RestartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	17, // 21: otters.daemon.v1.KillAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
-	36, // 22: otters.daemon.v1.ExecRequest.start:type_name -> otters.daemon.v1.ExecStart
-	38, // 23: otters.daemon.v1.ExecResponse.exit:type_name -> otters.daemon.v1.ExecExit
-	43, // 24: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
-	2,  // 25: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
-	5,  // 26: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
-	7,  // 27: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
-	10, // 28: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
-	14, // 29: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
-	18, // 30: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
-	20, // 31: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
-	25, // 32: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
-	27, // 33: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
-	29, // 34: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
-	39, // 35: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
-	31, // 36: otters.daemon.v1.DaemonService.RestartAgent:input_type -> otters.daemon.v1.RestartAgentRequest
-	33, // 37: otters.daemon.v1.DaemonService.KillAgent:input_type -> otters.daemon.v1.KillAgentRequest
-	35, // 38: otters.daemon.v1.DaemonService.Exec:input_type -> otters.daemon.v1.ExecRequest
-	41, // 39: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
-	44, // 40: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
-	3,  // 41: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
-	6,  // 42: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
-	9,  // 43: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
-	11, // 44: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
-	16, // 45: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
-	19, // 46: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
-	21, // 47: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
-	26, // 48: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
-	28, // 49: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
-	30, // 50: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
-	40, // 51: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
-	32, // 52: otters.daemon.v1.DaemonService.RestartAgent:output_type -> otters.daemon.v1.RestartAgentResponse
-	34, // 53: otters.daemon.v1.DaemonService.KillAgent:output_type -> otters.daemon.v1.KillAgentResponse
-	37, // 54: otters.daemon.v1.DaemonService.Exec:output_type -> otters.daemon.v1.ExecResponse
-	42, // 55: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
-	45, // 56: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
-	41, // [41:57] is the sub-list for method output_type
-	25, // [25:41] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	23, // 17: otters.daemon.v1.Agent.limits:type_name -> otters.daemon.v1.Limit
+	17, // 18: otters.daemon.v1.WatchAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 19: otters.daemon.v1.StartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 20: otters.daemon.v1.StopAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 21: otters.daemon.v1.RestartAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	17, // 22: otters.daemon.v1.KillAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
+	37, // 23: otters.daemon.v1.ExecRequest.start:type_name -> otters.daemon.v1.ExecStart
+	39, // 24: otters.daemon.v1.ExecResponse.exit:type_name -> otters.daemon.v1.ExecExit
+	44, // 25: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
+	2,  // 26: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
+	5,  // 27: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
+	7,  // 28: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
+	10, // 29: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
+	14, // 30: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
+	18, // 31: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
+	20, // 32: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
+	26, // 33: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
+	28, // 34: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
+	30, // 35: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
+	40, // 36: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
+	32, // 37: otters.daemon.v1.DaemonService.RestartAgent:input_type -> otters.daemon.v1.RestartAgentRequest
+	34, // 38: otters.daemon.v1.DaemonService.KillAgent:input_type -> otters.daemon.v1.KillAgentRequest
+	36, // 39: otters.daemon.v1.DaemonService.Exec:input_type -> otters.daemon.v1.ExecRequest
+	42, // 40: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
+	45, // 41: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
+	3,  // 42: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
+	6,  // 43: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
+	9,  // 44: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
+	11, // 45: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
+	16, // 46: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
+	19, // 47: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
+	21, // 48: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
+	27, // 49: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
+	29, // 50: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
+	31, // 51: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
+	41, // 52: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
+	33, // 53: otters.daemon.v1.DaemonService.RestartAgent:output_type -> otters.daemon.v1.RestartAgentResponse
+	35, // 54: otters.daemon.v1.DaemonService.KillAgent:output_type -> otters.daemon.v1.KillAgentResponse
+	38, // 55: otters.daemon.v1.DaemonService.Exec:output_type -> otters.daemon.v1.ExecResponse
+	43, // 56: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
+	46, // 57: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
+	42, // [42:58] is the sub-list for method output_type
+	26, // [26:42] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_otters_daemon_v1_daemon_proto_init() }
@@ -3420,23 +3542,23 @@ func file_otters_daemon_v1_daemon_proto_init() {
 		(*BuildRequest_Archive)(nil),
 	}
 	file_otters_daemon_v1_daemon_proto_msgTypes[14].OneofWrappers = []any{}
-	file_otters_daemon_v1_daemon_proto_msgTypes[35].OneofWrappers = []any{
+	file_otters_daemon_v1_daemon_proto_msgTypes[36].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 	}
-	file_otters_daemon_v1_daemon_proto_msgTypes[37].OneofWrappers = []any{
+	file_otters_daemon_v1_daemon_proto_msgTypes[38].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_otters_daemon_v1_daemon_proto_msgTypes[44].OneofWrappers = []any{}
+	file_otters_daemon_v1_daemon_proto_msgTypes[45].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_otters_daemon_v1_daemon_proto_rawDesc), len(file_otters_daemon_v1_daemon_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   49,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
