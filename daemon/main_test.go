@@ -53,7 +53,7 @@ func programsForTest(t *testing.T) string {
 			return
 		}
 		cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", built.dir+"/",
-			"../cmd/otters-sandbox", "../cmd/otters-runtime", "../cmd/otters-tools")
+			"../cmd/otters-sandbox", "../cmd/otters-runtime", "../cmd/otters-tools", "../cmd/otters-attack")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // inside strict there is no loader
 		if out, err := cmd.CombinedOutput(); err != nil {
 			built.err = fmt.Errorf("build programs: %w\n%s", err, out)
@@ -147,20 +147,26 @@ func (l testLog) Write(p []byte) (int, error) {
 // build makes an image of files, by path.
 func (d *testDaemon) build(tag string, files map[string]string) (*daemonv1.BuildResponse, error) {
 	d.t.Helper()
+	return d.send(tarOf(d.t, files), &daemonv1.BuildOptions{Tags: []string{tag}})
+}
+
+// tarOf is an archive of files, by path.
+func tarOf(t *testing.T, files map[string]string) []byte {
+	t.Helper()
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
 	for name, text := range files {
 		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(text))}); err != nil {
-			d.t.Fatal(err)
+			t.Fatal(err)
 		}
 		if _, err := io.WriteString(w, text); err != nil {
-			d.t.Fatal(err)
+			t.Fatal(err)
 		}
 	}
 	if err := w.Close(); err != nil {
-		d.t.Fatal(err)
+		t.Fatal(err)
 	}
-	return d.send(archive.Bytes(), &daemonv1.BuildOptions{Tags: []string{tag}})
+	return archive.Bytes()
 }
 
 func (d *testDaemon) send(archive []byte, opts *daemonv1.BuildOptions) (*daemonv1.BuildResponse, error) {

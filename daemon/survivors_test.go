@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+	"github.com/otters-sh/otters/sandbox"
 )
 
 // Invariant: nothing that an agent ever started is left once it has ended, however it has; what is left
@@ -67,59 +70,139 @@ func brood(t *testing.T, mark, text string) string {
 	return script(t, fmt.Sprintf("%[2]s %[1]s & %[3]s %[2]s %[1]s & (%[2]s %[1]s &) ; (trap '' TERM; %[3]s %[2]s %[1]s &) ; echo bred\n%[4]s", mark, paths[0], paths[1], text))
 }
 
+// bin makes a BIN image of a program.
+func (d *testDaemon) bin(tag, program string) {
+	d.t.Helper()
+	code, err := os.ReadFile(program)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	stream, err := daemonv1.NewImageServiceClient(testConn(d.t, d.socket)).BuildBin(d.t.Context())
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	parts := []*daemonv1.BuildBinRequest{{Part: &daemonv1.BuildBinRequest_Options{Options: &daemonv1.BuildBinOptions{
+		Tags: []string{tag}, Name: tag, Programs: map[string]string{runtime.GOOS + "/" + runtime.GOARCH: "program"},
+	}}}}
+	for archive := tarOf(d.t, map[string]string{"program": string(code)}); len(archive) > 0; {
+		n := min(len(archive), 64<<10)
+		parts = append(parts, &daemonv1.BuildBinRequest{Part: &daemonv1.BuildBinRequest_Archive{Archive: archive[:n]}})
+		archive = archive[n:]
+	}
+	for _, p := range parts {
+		if err := stream.Send(p); err != nil {
+			break // the cause comes with the answer
+		}
+	}
+	if _, err := stream.CloseAndRecv(); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// hostLevels are those that this host gives.
+func hostLevels(t *testing.T) []sandbox.Level {
+	t.Helper()
+	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: filepath.Join(programsForTest(t), "otters-sandbox"), Warm: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Supported()
+}
+
 func TestNothingOfAnAgentSurvivesIt(t *testing.T) {
 	t.Parallel()
-	d := boot(t, newHome(t))
-	d.image("guide", guide)
+	for _, level := range hostLevels(t) {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			nothingSurvives(t, level)
+		})
+	}
+}
+
+// nothingSurvives ends agents in every way, each with processes of every kind that might outlive it.
+func nothingSurvives(t *testing.T, level sandbox.Level) {
+	home := newHome(t)
+	writeHome(t, home, "config.yaml", "ready-timeout: 1h\n") // these runtimes never are
+	d := boot(t, home)
+	attack := filepath.Join(programsForTest(t), "otters-attack")
+	d.bin("brood", attack)
+	d.image("brooder", map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nEXEC [\"role-brood\"]\nBIN brood brood\n"})
 	for i, c := range []struct {
-		name, text string
-		end        func(a *daemonv1.Agent) error
+		name string
+		end  func(a *daemonv1.Agent) error
 	}{
-		{"stop", "while :; do sleep 1; done", func(*daemonv1.Agent) error {
+		{"stop", func(*daemonv1.Agent) error {
 			_, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "stop"})
 			return err
 		}},
-		{"kill", stubborn, func(*daemonv1.Agent) error {
+		{"kill", func(*daemonv1.Agent) error {
 			_, err := d.api.KillAgent(t.Context(), &daemonv1.KillAgentRequest{Agent: "kill"})
 			return err
 		}},
-		{"removal", "while :; do sleep 1; done", func(*daemonv1.Agent) error {
+		{"removal", func(*daemonv1.Agent) error {
 			_, err := d.api.RemoveAgent(t.Context(), &daemonv1.RemoveAgentRequest{Agent: "removal", Force: true})
 			return err
 		}},
-		{"crash", stubborn, func(a *daemonv1.Agent) error {
+		{"crash", func(a *daemonv1.Agent) error {
 			err := syscall.Kill(int(a.GetPid()), syscall.SIGKILL)
 			d.await("crash", "failed")
 			return err
 		}},
-		{"monitor", stubborn, func(a *daemonv1.Agent) error {
+		{"monitor", func(a *daemonv1.Agent) error {
 			err := syscall.Kill(int(a.GetMonitorPid()), syscall.SIGKILL)
 			d.await("monitor", "failed")
 			return err
 		}},
-		{"all", "while :; do sleep 1; done", func(*daemonv1.Agent) error {
+		{"cancel", func(*daemonv1.Agent) error {
+			if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "cancel"}); err != nil {
+				return err
+			}
+			return d.cancelExec("cancel", "brood", "role-brood")
+		}},
+		{"all", func(*daemonv1.Agent) error {
 			_, err := d.sup.stopAll(t.Context())
 			return err
 		}},
 	} {
 		mark := fmt.Sprintf("9%d.%d%d", os.Getpid(), time.Now().UnixNano(), i)
-		d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", Name: c.name, RuntimePath: brood(t, mark, c.text)})
+		d.create(&daemonv1.CreateAgentRequest{
+			Sandbox: string(level), Image: "brooder", Name: c.name, RuntimePath: attack,
+			Envs: []*daemonv1.EnvVar{{Key: "OTTERS_ATTACK_TARGETS", Value: `{"survivor":"` + mark + `"}`}},
+		})
 		a := d.deaf(c.name)
-		if len(marked(t, mark)) == 0 {
-			t.Errorf("%s: there was nothing to survive", c.name)
+		if n := len(marked(t, mark)); n < 5 {
+			t.Errorf("%s: %d processes to survive, want 5", c.name, n)
 		}
 		if err := c.end(a); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		allowed := 0
-		if c.name == "monitor" && a.GetConfinement().GetLevel() != "strict" {
-			allowed = 2 // those in sessions of their own, which nobody else knows of; docs/supervision.md
+		left := marked(t, mark)
+		if c.name == "cancel" { // a client that has gone waits for nothing
+			for end := time.Now().Add(30 * time.Second); len(left) > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+				left = marked(t, mark)
+			}
 		}
-		if left := marked(t, mark); len(left) > allowed {
+		if c.name == "monitor" && level != sandbox.Strict {
+			// Those in sessions of their own, which nobody else knows of; docs/supervision.md.
+			left = slices.DeleteFunc(left, func(p string) bool { return !strings.Contains(p, "-group") && !strings.Contains(p, "-child") })
+		}
+		if len(left) > 0 {
 			t.Errorf("%s: survivors: %q", c.name, left)
 		}
 		killMarked(t, mark)
 	}
+}
+
+// cancelExec begins a BIN and gives the call up once it has said something.
+func (d *testDaemon) cancelExec(agent, bin string, args ...string) error {
+	ctx, cancel := context.WithCancel(d.t.Context())
+	defer cancel()
+	m, err := d.exec(ctx, agent, bin, args...).Recv()
+	if err == nil && len(m.GetStdout()) == 0 {
+		err = fmt.Errorf("it said %v", m)
+	}
+	return err
 }
 
 // TestSoak lets agents be created, prompted, stopped and removed by many clients while runtimes and

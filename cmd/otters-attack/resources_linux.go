@@ -151,6 +151,27 @@ func startSurvivor(args []string) error {
 	return cmd.Start()
 }
 
+// brood starts processes of every kind that might outlive it, says so, and waits for its own end.
+// Their command lines hold the target survivor.
+func brood([]string) error {
+	t, err := readTargets("")
+	if err != nil {
+		return err
+	}
+	for _, how := range []string{"daemon", "stopped", "group", "subreaper"} {
+		if err := exec.Command(own(), "role-middle", how, survivorName+"-"+t["survivor"]+"-"+how).Run(); err != nil {
+			return err
+		}
+	}
+	// The last is a child that stays one.
+	if err := exec.Command(own(), "role-survivor", "child", survivorName+"-"+t["survivor"]+"-child").Start(); err != nil {
+		return err
+	}
+	fmt.Println("bred")
+	time.Sleep(survivorTime)
+	return nil
+}
+
 // survive is what is left behind.
 func survive(args []string) error {
 	if len(args) != 2 {

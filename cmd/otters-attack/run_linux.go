@@ -23,6 +23,7 @@ var roles = map[string]func([]string) error{
 	"role-wait":     waitLong,
 	"role-survivor": survive,
 	"role-middle":   startSurvivor,
+	"role-brood":    brood,
 	"role-victim":   victim,
 	"role-idle":     idle,
 }
