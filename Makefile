@@ -83,7 +83,8 @@ crash:
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -run TestR11KilledStore -v -timeout 1h ./registry
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestAKilledWriterLeavesAWholeHandle -v -timeout 1h ./system
 
-# Agents under many clients at once, while runtimes and monitors are killed.
+# Agents under many clients at once, while runtimes and monitors are killed and held up, the disk fills and the registry
+# breaks, at random: OTTERS_SEED draws the same again.
 stress:
 	OTTERS_SOAK=$(STRESS) GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -timeout 1h -run '^TestSoak$$' ./daemon
 

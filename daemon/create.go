@@ -314,7 +314,7 @@ func (a *supervised) remove(ctx context.Context, force bool) error {
 	a.removing = true
 	a.mu.Unlock()
 	err := a.stop(ctx)
-	if err == nil {
+	if err == nil || diskFull(err) { // then it is stopped, and its removal makes room
 		// A client that goes away does not leave half an agent.
 		err = a.erase(context.WithoutCancel(ctx))
 	}
@@ -327,11 +327,11 @@ func (a *supervised) remove(ctx context.Context, force bool) error {
 }
 
 // erase deletes a stopped agent. The row says removing before the folder goes, so that the next
-// daemon ends a removal that was cut short.
+// daemon ends a removal that was cut short; where the disk is full it shows the agent without a folder.
 func (a *supervised) erase(ctx context.Context) error {
 	s := a.sup
 	before, started := a.state()
-	if err := s.db.setState(ctx, a.id, state{status: executor.StatusRemoving}, started); err != nil {
+	if err := s.db.setState(ctx, a.id, state{status: executor.StatusRemoving}, started); err != nil && !diskFull(err) {
 		return fmt.Errorf("remove agent %s: %w", a.name, err)
 	}
 	if err := a.eraseFiles(ctx); err != nil {

@@ -7,10 +7,13 @@ import (
 	"strings"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/otters-sh/otters/executor"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
@@ -51,12 +54,23 @@ func codeOf(err error) codes.Code {
 		return codes.NotFound
 	case errors.Is(err, executor.ErrNotImplemented):
 		return codes.Unimplemented
+	case diskFull(err):
+		return codes.ResourceExhausted
 	}
 	// A runtime's or another layer's own status is passed on.
 	if s, ok := status.FromError(err); ok {
 		return s.Code()
 	}
 	return codes.Internal
+}
+
+// freeSpace is what a person can do about a full disk.
+const freeSpace = "free some space on the disk of the daemon's home"
+
+// diskFull tells whether it was for want of space that something could not be written.
+func diskFull(err error) bool {
+	var db *sqlite.Error
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.As(err, &db) && db.Code()&0xff == sqlite3.SQLITE_FULL
 }
 
 // toStatus is the one place where an error becomes an answer.
@@ -78,6 +92,9 @@ func toStatus(err error) *status.Status {
 	}
 	st := status.New(codeOf(err), msg)
 	var details []protoadapt.MessageV1
+	if f == nil && diskFull(err) {
+		f = fail(codes.ResourceExhausted, freeSpace, "%w", err)
+	}
 	if f != nil {
 		if f.hint != "" {
 			details = append(details, protoadapt.MessageV1Of(&daemonv1.Hint{Text: f.hint}))

@@ -93,10 +93,7 @@ func (a *supervised) signal(ctx context.Context, sig syscall.Signal) error {
 		}
 		return err
 	}
-	if err := a.sup.db.setWanted(ctx, a.id, false); err != nil {
-		return err
-	}
-	return a.haltBy(ctx, unit.Kill)
+	return a.unwanted(ctx, unit.Kill)
 }
 
 // stopTimeout is the agent's grace; 0 where its executor tells none.

@@ -130,6 +130,7 @@ func TestErrorsBecomeAnswers(t *testing.T) {
 		{"no such reference", fmt.Errorf("x: %w", executor.ErrRefNotFound), codes.NotFound, "x: reference not found"},
 		{"not implemented", executor.ErrNotImplemented, codes.Unimplemented, "not implemented"},
 		{"a runtime's", status.Error(codes.ResourceExhausted, "too much"), codes.ResourceExhausted, "too much"},
+		{"full disk", fmt.Errorf("create: %w", unix.ENOSPC), codes.ResourceExhausted, "create: no space left on device"},
 		{"any", errors.New("disk on fire"), codes.Internal, "disk on fire"},
 		{"huge", errors.New(strings.Repeat("x", 1<<20)), codes.Internal, strings.Repeat("x", maxMessageBytes) + " … (cut)"},
 		{"no UTF-8", errors.New("a\xffb"), codes.Internal, "a\uFFFDb"},

@@ -357,10 +357,20 @@ func (s *supervised) stop(ctx context.Context) error {
 	if s.unit == nil {
 		return nil
 	}
-	if err := s.sup.db.setWanted(ctx, s.id, false); err != nil {
+	return s.unwanted(ctx, s.unit.Stop)
+}
+
+// unwanted ends the run, by a way to end the runtime, because the operator does not want it any more.
+// A full disk keeps nobody from ending what may have filled it.
+func (s *supervised) unwanted(ctx context.Context, end func(context.Context) error) error {
+	stored := s.sup.db.setWanted(ctx, s.id, false)
+	if stored != nil && !diskFull(stored) {
+		return stored
+	}
+	if err := s.haltBy(ctx, end); err != nil || stored == nil {
 		return err
 	}
-	return s.halt(ctx)
+	return fail(codes.ResourceExhausted, freeSpace+", and stop it again", "agent %s is stopped, but the next daemon may start it again, for that could not be stored: %w", s.name, stored)
 }
 
 // halt ends the run, a restart that is due, and what the operator runs in the agent, without a word

@@ -18,6 +18,8 @@ import (
 const (
 	// persistDelay lets statuses that come and go, such as working, share a write.
 	persistDelay = 100 * time.Millisecond
+	// persistPause is how long what could not be stored, for a disk is full, waits for the next try.
+	persistPause = time.Second
 	// maxStatusMessage bounds the line about a failure.
 	maxStatusMessage = 2000
 )
@@ -202,6 +204,13 @@ func (s *supervised) observe() {
 	defer cancel()
 	var due <-chan time.Time
 	stored := state{status: -1}
+	store := func() {
+		var ok bool
+		due = nil
+		if stored, ok = s.persist(stored); !ok {
+			due = time.After(persistPause)
+		}
+	}
 	for {
 		select {
 		case _, ok := <-statuses:
@@ -211,13 +220,12 @@ func (s *supervised) observe() {
 			}
 		case <-s.dirty:
 			if now, _ := s.state(); terminal(now.status) {
-				stored = s.persist(stored)
+				store()
 			} else if due == nil {
 				due = time.After(persistDelay)
 			}
 		case <-due:
-			due = nil
-			stored = s.persist(stored)
+			store()
 		case <-s.sup.closing:
 			s.persist(stored)
 			return
@@ -229,14 +237,15 @@ func terminal(st executor.Status) bool {
 	return st == executor.StatusStopped || st == executor.StatusFailed
 }
 
-func (s *supervised) persist(stored state) state {
+// persist stores what is told now, where that is not stored already, and tells whether it is.
+func (s *supervised) persist(stored state) (state, bool) {
 	now, started := s.state()
 	if now == stored || now.status == executor.StatusRemoved || now.status == executor.StatusRemoving {
-		return now
+		return now, true
 	}
 	if err := s.sup.db.setState(context.Background(), s.id, now, started); err != nil {
 		s.sup.logger.Error("status not stored", "agent", s.id, "status", now.status, "error", err)
-		return stored
+		return stored, false
 	}
-	return now
+	return now, true
 }
