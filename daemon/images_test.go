@@ -597,6 +597,23 @@ func TestOrasCopiesOutAndIn(t *testing.T) {
 	if out, err := d.pull(e.host + "/copied:1"); err != nil || out.digest != d.digest("guide:1") {
 		t.Error(out, err)
 	}
+	// What oras writes is loaded.
+	dir := t.TempDir()
+	back, err := oci.New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := oras.Copy(t.Context(), repo, "1", back, "back:1", oras.DefaultCopyOptions); err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	w := tar.NewWriter(&packed)
+	if err := errors.Join(w.AddFS(os.DirFS(dir)), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := d.load(packed.Bytes()); err != nil || len(r.GetImages()) != 1 || d.digest("back:1") != d.digest("guide:1") {
+		t.Error(r, err)
+	}
 }
 
 // crane's library copies an agent and a tool out of the embedded registry, into another, into an
