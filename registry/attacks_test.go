@@ -396,8 +396,9 @@ func TestR14TokenIsNeededForEverything(t *testing.T) {
 			a := s.do("GET", path, nil, "Authorization", header)
 			if allowed {
 				s.want(a, 200, "")
-			} else if s.want(a, 401, "UNAUTHORIZED"); !strings.HasPrefix(a.header.Get("Www-Authenticate"), "Basic realm=") {
-				t.Errorf("%s: challenge %q", path, a.header.Get("Www-Authenticate"))
+			} else if c := s.want(a, 401, "UNAUTHORIZED").header.Values("Www-Authenticate"); len(c) != 2 ||
+				!strings.HasPrefix(c[0], `Bearer realm="http://`+s.host+`/v2/token",service="`) || !strings.HasPrefix(c[1], "Basic realm=") {
+				t.Errorf("%s: challenge %q", path, c)
 			}
 		}
 	}

@@ -2,19 +2,18 @@ package registry
 
 import (
 	"crypto/sha256"
-	"crypto/subtle"
 	"io"
 	"log/slog"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 )
 
 // HandlerOptions of the distribution API.
 type HandlerOptions struct {
 	// TokenHash is the SHA-256 of the token that callers present: as the password of Basic, with any
-	// user name, or as Bearer. With the zero value no token is right.
+	// user name, or as Bearer. With the zero value no token is right. For it a caller also gets, at
+	// /v2/token, tokens that are for some repositories and good for five minutes.
 	TokenHash [sha256.Size]byte
 	// AnonymousPull lets callers without a token read repositories; not the catalog.
 	AnonymousPull bool
@@ -47,13 +46,14 @@ func (s *Store) Handler(opts HandlerOptions) http.Handler {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	return &handler{store: s, opts: opts, places: make(chan struct{}, opts.MaxRequests)}
+	return &handler{store: s, opts: opts, places: make(chan struct{}, opts.MaxRequests), key: newTokenKey()}
 }
 
 type handler struct {
 	store  *Store
 	opts   HandlerOptions
 	places chan struct{} // one for each request served at once
+	key    [32]byte      // seals the tokens that are issued
 }
 
 // exchange is one request and its answer.
@@ -64,6 +64,7 @@ type exchange struct {
 
 	repository string
 	reference  string // the last element: tag, digest or upload id
+	grant      *grant // what the caller may; nil is everything
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -81,7 +82,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (x *exchange) serve() error {
 	route, err := x.route()
-	if authErr := x.authorize(route); authErr != nil {
+	if authErr := x.authorize(route, err); authErr != nil {
 		return authErr
 	}
 	if err != nil {
@@ -100,42 +101,6 @@ func (x *exchange) serve() error {
 		return &apiError{http.StatusMethodNotAllowed, codeUnsupported, x.r.Method + " is not allowed here, " + route.allow() + " are"}
 	}
 	return serve(x)
-}
-
-// authorize checks the token. A wrong one is refused even where none is needed.
-func (x *exchange) authorize(to *route) error {
-	token, presented := presentedToken(x.r)
-	if presented && x.opts.TokenHash != [sha256.Size]byte{} {
-		hash := sha256.Sum256([]byte(token))
-		if subtle.ConstantTimeCompare(hash[:], x.opts.TokenHash[:]) == 1 {
-			return nil
-		}
-	}
-	reads := x.r.Method == http.MethodGet || x.r.Method == http.MethodHead
-	if !presented && x.opts.AnonymousPull && reads && to != nil && to.public {
-		return nil
-	}
-	x.w.Header().Set("Www-Authenticate", `Basic realm="otters registry", charset="UTF-8"`)
-	message := "a token is needed: send it as the password of Basic, with any user name, or as Bearer"
-	if presented {
-		message = "the token is wrong"
-	}
-	return &apiError{http.StatusUnauthorized, codeUnauthorized, message}
-}
-
-func presentedToken(r *http.Request) (token string, presented bool) {
-	header := r.Header.Get("Authorization")
-	if header == "" {
-		return "", false
-	}
-	if _, password, ok := r.BasicAuth(); ok {
-		return password, true
-	}
-	scheme, token, _ := strings.Cut(header, " ")
-	if !strings.EqualFold(scheme, "Bearer") {
-		return "", true
-	}
-	return strings.TrimSpace(token), true
 }
 
 // answerWithin bounds the time in which the caller must take an answer of size bytes. It counts from

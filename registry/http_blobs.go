@@ -100,6 +100,9 @@ func (x *exchange) mount(d digest.Digest, from string) (bool, error) {
 	if err := checkName(from); err != nil {
 		return false, err
 	}
+	if !x.grant.may(actionPull, from) {
+		return false, nil
+	}
 	err := x.store.write(x.r.Context(), 0, func(w *writer) error { return w.mount(d, from, x.repository, x.store.leases) })
 	if errors.Is(err, errdef.ErrNotFound) {
 		return false, nil

@@ -34,6 +34,7 @@ func (rt *route) allow() string {
 
 var (
 	routePing      = &route{true, methods{"GET": (*exchange).ping}}
+	routeToken     = &route{true, methods{"GET": (*exchange).giveToken, "POST": (*exchange).giveToken}}
 	routeCatalog   = &route{false, methods{"GET": (*exchange).listRepositories}}
 	routeTags      = &route{true, methods{"GET": (*exchange).listTags}}
 	routeReferrers = &route{true, methods{"GET": (*exchange).listReferrers}}
@@ -58,8 +59,11 @@ func (x *exchange) route() (*route, error) {
 	if !ok || path[0] != '/' {
 		return nil, errNoRoute
 	}
-	if path == "/_catalog" {
+	switch path {
+	case "/_catalog":
 		return routeCatalog, nil
+	case "/token":
+		return routeToken, nil
 	}
 	if strings.Contains(strings.ToLower(x.r.URL.EscapedPath()), "%2f") {
 		return nil, &apiError{http.StatusBadRequest, codeNameInvalid, "the path has an encoded slash"}

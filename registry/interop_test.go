@@ -271,9 +271,52 @@ func TestInteropPodman(t *testing.T) {
 		return out
 	}
 	must("login", "--tls-verify=false", "-u", "any", "-p", token, p.host)
-	id := strings.TrimSpace(must("pull", "oci:"+p.layout+":v1"))
+	// It makes a name of the path, and names have no upper case.
+	if err := os.Symlink(p.layout, filepath.Join(p.home, "image")); err != nil {
+		t.Fatal(err)
+	}
+	id := strings.TrimSpace(must("pull", "oci:image:v1"))
 	must("push", "--tls-verify=false", id, p.host+"/team/app:v1")
 	p.wantTags("team/app", "v1")
 	must("rmi", "--force", id)
 	must("pull", "--tls-verify=false", p.host+"/team/app:v1")
+}
+
+// docker's client reads registries by itself; pulls and pushes are its engine's part.
+func TestInteropDocker(t *testing.T) {
+	t.Parallel()
+	p := newInterop(t, "docker")
+	docker := func(args ...string) (string, error) { return p.try(append([]string{"--config", p.home}, args...)...) }
+	if _, err := docker("manifest", "--help"); err != nil {
+		t.Skipf("this docker has no manifest command: %v", err)
+	}
+	image, err := p.ociLayout.path().Image(p.hash())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := p.host + "/team/app"
+	if err := crane.Push(image, ref+":v1", crane.Insecure, crane.WithAuth(&authn.Basic{Username: "any", Password: token})); err != nil {
+		t.Fatal(err)
+	}
+	out, err := docker("manifest", "inspect", "--insecure", "--verbose", ref+":v1")
+	if err != nil || !strings.Contains(out, string(p.image.Digest)) {
+		t.Errorf("inspect: %s %v", out, err)
+	}
+	if _, err := docker("manifest", "create", "--insecure", ref+":list", ref+":v1"); err != nil {
+		t.Fatal(err)
+	}
+	if out, err = docker("manifest", "push", "--insecure", ref+":list"); err != nil || !strings.HasPrefix(out, "sha256:") {
+		t.Errorf("push: %s %v", out, err)
+	}
+	p.wantTags("team/app", "list", "v1")
+	if _, err := docker("version", "--format", "{{.Server.Version}}"); err != nil {
+		t.Logf("no engine answers, so it pulls and pushes nothing: %v", err)
+		return
+	}
+	for _, args := range [][]string{{"pull", ref + ":v1"}, {"tag", ref + ":v1", p.host + "/other/app:v2"}, {"push", p.host + "/other/app:v2"}, {"rmi", ref + ":v1", p.host + "/other/app:v2"}} {
+		if out, err := docker(args...); err != nil {
+			t.Errorf("%q: %s %v", args, out, err)
+		}
+	}
+	p.wantTags("other/app", "v2")
 }
