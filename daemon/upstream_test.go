@@ -353,7 +353,8 @@ func TestUpstreamsOfTheConfiguration(t *testing.T) {
 	}
 }
 
-// A build and an agent whose FROM and BIN are at an upstream work again when the upstream is gone.
+// A build and an agent whose FROM, RUNTIME and BIN are at an upstream work again when the upstream is
+// gone, and so does an agent of an image there.
 func TestBuildFromAnUpstreamWorksOffline(t *testing.T) {
 	t.Parallel()
 	origin := boot(t, newHome(t))
@@ -371,11 +372,15 @@ func TestBuildFromAnUpstreamWorksOffline(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := boot(t, home)
-	child := map[string]string{"Agentfile": "FROM " + host + "/base:1\nNAME child\nBIN head " + host + "/otters/tools/head\n"}
+	child := map[string]string{"Agentfile": "FROM " + host + "/base:1\nRUNTIME " + host + "/otters/runtime\nNAME child\nBIN head " + host + "/otters/tools/head\n"}
 	d.image("child:1", child)
 	d.create(&daemonv1.CreateAgentRequest{Image: "child:1", Name: "b"})
 	d.await("b", "ready")
+	d.create(&daemonv1.CreateAgentRequest{Image: host + "/base:1", Name: "far"})
+	d.await("far", "ready")
 	server.Close()
+	d.create(&daemonv1.CreateAgentRequest{Image: host + "/base:1", Name: "again"})
+	d.await("again", "ready")
 	d.image("child:2", child)
 	d.create(&daemonv1.CreateAgentRequest{Image: "child:2", Name: "c"})
 	d.await("c", "ready")
