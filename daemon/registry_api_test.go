@@ -1,7 +1,10 @@
 package daemon
 
 import (
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -123,6 +126,49 @@ func TestLoginTellsTheTokenThatTheRegistryTakes(t *testing.T) {
 	for _, seconds := range []int64{-1, 86401} {
 		if _, err := d.registry().GC(t.Context(), &daemonv1.GCRequest{GraceSeconds: &seconds}); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("grace of %d seconds: %v", seconds, err)
+		}
+	}
+}
+
+// kernel is an answer that can be given a file.
+type kernel struct {
+	*httptest.ResponseRecorder
+	files int
+}
+
+func (k *kernel) ReadFrom(r io.Reader) (int64, error) {
+	if l, ok := r.(*io.LimitedReader); ok {
+		if _, ok := l.R.(*os.File); ok {
+			k.files++
+		}
+	}
+	return io.Copy(k.ResponseRecorder, r)
+}
+
+// A blob that is a file is handed to the kernel to send, through all that is before the registry.
+func TestFilesAreSentByTheKernel(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	d.image("large", large(t))
+	d.image("small", map[string]string{"Agentfile": "FROM scratch\nNAME small\nADD b\n", "b": "small"})
+	for name, want := range map[string]int{"large": 1, "small": 0} {
+		r, err := d.images().InspectImage(t.Context(), &daemonv1.InspectImageRequest{Image: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		files := 0
+		for _, p := range r.GetParts() {
+			req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+d.Registry()+"/v2/"+name+"/blobs/"+p.GetDigest(), nil)
+			req.SetBasicAuth("any", d.Daemon.images.token)
+			k := &kernel{ResponseRecorder: httptest.NewRecorder()}
+			d.Daemon.images.server.Handler.ServeHTTP(k, req)
+			if k.Code != http.StatusOK || int64(k.Body.Len()) != p.GetSize() {
+				t.Errorf("%s: %d, %d bytes, want %d", p.GetTitle(), k.Code, k.Body.Len(), p.GetSize())
+			}
+			files += k.files
+		}
+		if files != want {
+			t.Errorf("%s: %d files were handed on, want %d", name, files, want)
 		}
 	}
 }

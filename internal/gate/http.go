@@ -3,6 +3,7 @@ package gate
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"mime"
 	"net"
 	"net/http"
@@ -195,6 +196,14 @@ func (a *answer) Write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
+// ReadFrom hands a file on to be sent by the kernel, where the answer below can do that.
+func (a *answer) ReadFrom(r io.Reader) (int64, error) {
+	if !a.wrote {
+		a.WriteHeader(http.StatusOK)
+	}
+	return io.Copy(a.ResponseWriter, r)
+}
+
 // Flush sends what was written; handlers of gRPC look for it by type.
 func (a *answer) Flush() {
 	if !a.wrote {
@@ -206,4 +215,7 @@ func (a *answer) Flush() {
 // Unwrap lets http.ResponseController reach deadlines, full duplex and hijacking.
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-var _ http.Flusher = (*answer)(nil)
+var (
+	_ http.Flusher  = (*answer)(nil)
+	_ io.ReaderFrom = (*answer)(nil)
+)
