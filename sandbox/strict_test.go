@@ -605,6 +605,9 @@ func dial() int {
 			return 1
 		}
 		_, _ = c.Write([]byte("hello"))
+		_ = c.(*net.TCPConn).CloseWrite()
+		// Whoever accepts may come late, and takes this program over before.
+		_, _ = io.Copy(io.Discard, c)
 		_ = c.Close()
 	}
 	return 0
@@ -625,7 +628,18 @@ func TestPortsAtLimited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
+	served := make(chan struct{})
+	defer func() { ln.Close(); <-served }()
+	go func() {
+		defer close(served)
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
 	for name, given := range map[string]bool{"given": true, "not given": false} {
 		spec := w.spec(t, sandbox.Limited, "")
 		spec.Binds = append(spec.Binds, sandbox.Bind{Source: program, ReadOnly: true})
