@@ -27,7 +27,7 @@ STRESS_SHORT := 20s
 STRESS_LONG := 10m
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint generate generate-check bench soak-short soak fuzz crash stress clean
+.PHONY: help build demo test lint generate generate-check bench bench-short soak-short soak fuzz crash stress clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -59,10 +59,15 @@ generate-check: ## fail when the generated code differs from what the sources gi
 bench: ## run the benchmarks and print their aims
 	go run $(TAGS) ./internal/bench all
 
+bench-short: ## run the benchmarks of starting and of many agents, small
+	go run $(TAGS) ./internal/bench -n 5 ready
+	go run $(TAGS) ./internal/bench --agents 20 density
+
 soak-short: ## run every fuzz target for a moment, and kill writers dozens of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_SHORT)
 	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_SHORT)
 	@$(MAKE) --no-print-directory stress STRESS=$(STRESS_SHORT)
+	@$(MAKE) --no-print-directory bench-short
 
 soak: ## run every fuzz target for long, and kill writers hundreds of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_LONG)

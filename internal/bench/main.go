@@ -1,7 +1,7 @@
 // Command bench measures Otters beside floors of the same run. It builds what it measures itself,
 // with the flags of a release, into a temporary folder, and leaves nothing behind.
 //
-// Usage: go run ./internal/bench [--json] [-n RUNS] ready|prompt|build|turn|runtime|registry|all
+// Usage: go run ./internal/bench [--json] [-n RUNS] [--agents N] ready|prompt|build|turn|runtime|registry|density|all
 package main
 
 import (
@@ -37,20 +37,22 @@ func run(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	asJSON := flags.Bool("json", false, "print one JSON object per row")
 	runs := flags.Int("n", 100, "measured runs of each row")
+	agents := flags.Int("agents", 200, "agents of density")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() != 1 || *runs < 1 {
-		return errors.New("usage: bench [--json] [-n RUNS] ready|prompt|build|turn|runtime|registry|all")
+	if flags.NArg() != 1 || *runs < 1 || *agents < 1 {
+		return errors.New("usage: bench [--json] [-n RUNS] [--agents N] ready|prompt|build|turn|runtime|registry|density|all")
 	}
+	all := append(benches[:len(benches):len(benches)], bench{"density", func(ctx context.Context, b *built, _ int) ([]row, error) { return benchDensity(ctx, b, *agents) }})
 	var chosen []bench
-	for _, b := range benches {
+	for _, b := range all {
 		if name := flags.Arg(0); name == "all" || name == b.name {
 			chosen = append(chosen, b)
 		}
 	}
 	if len(chosen) == 0 {
-		return fmt.Errorf("no benchmark %q; there are ready, prompt, build, turn, runtime, registry and all", flags.Arg(0))
+		return fmt.Errorf("no benchmark %q; there are ready, prompt, build, turn, runtime, registry, density and all", flags.Arg(0))
 	}
 	built, err := build(ctx)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,9 +17,11 @@ import (
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
 
-// benchReady measures create to ready with a warm store, beside two programs spawned by hand on an
-// inherited listener until their first answer: one with gRPC alone, and our runtime. The three take
-// turns, so that a machine that drifts does so for all.
+// benchReady measures create to ready with a warm store, beside programs spawned by hand on an
+// inherited listener until their first answer: one with gRPC alone, our runtime, and our runtime in
+// namespaces of its own, as level strict has them. All take turns, so that a machine that drifts does
+// so for all. The usual agent finds a monitor that was started ahead; one that follows another at once
+// does not.
 func benchReady(ctx context.Context, b *built, runs int) ([]row, error) {
 	d, err := startDaemon(ctx, b)
 	if err != nil {
@@ -37,7 +40,7 @@ func benchReady(ctx context.Context, b *built, runs int) ([]row, error) {
 		return nil, err
 	}
 	root := agent.GetRoot()
-	var bare, runtime, product samples
+	var bare, runtime, spaces, product, cold samples
 	for i := range runs + 3 {
 		quiet()
 		bt, err := spawn(ctx, exec.Command(b.path("bare")))
@@ -50,20 +53,34 @@ func benchReady(ctx context.Context, b *built, runs int) ([]row, error) {
 			return nil, fmt.Errorf("runtime: %w", err)
 		}
 		quiet()
+		nt, err := spawn(ctx, inNamespaces(handRun(b, root), int(agent.GetUid())))
+		if err != nil {
+			return nil, fmt.Errorf("runtime in namespaces: %w", err)
+		}
+		quiet()
 		pt, err := d.createToReady(ctx, fmt.Sprintf("agent-%d", i))
+		if err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
+		ct, err := d.createToReady(ctx, fmt.Sprintf("next-%d", i))
 		if err != nil {
 			return nil, fmt.Errorf("agent: %w", err)
 		}
 		// The first ones warm the caches of the kernel.
 		if i >= 3 {
-			bare, runtime, product = append(bare, bt), append(runtime, rt), append(product, pt)
+			bare, runtime, spaces = append(bare, bt), append(runtime, rt), append(spaces, nt)
+			product, cold = append(product, pt), append(cold, ct)
 		}
 	}
 	floor, own := bare.row("bare gRPC program p50", .5), runtime.row("runtime by hand p50", .5)
+	apart := spaces.row("runtime by hand in namespaces p50", .5)
 	return []row{
 		floor, bare.row("bare gRPC program p95", .95),
 		own.over(floor, 2.5), runtime.row("runtime by hand p95", .95),
+		apart, spaces.row("runtime by hand in namespaces p95", .95),
 		product.row("create to ready p50", .5).over(own, 2), product.row("create to ready p95", .95),
+		product.row("create to ready p50, a monitor started ahead", .5).over(apart, 1.6),
+		cold.row("create to ready p50, right after another", .5).over(apart, 2),
 	}, nil
 }
 
@@ -78,6 +95,22 @@ func handRun(b *built, root string) *exec.Cmd {
 	cmd.Env = []string{
 		"OFFLINE_API_KEY=x", "OFFLINE_API_BASE=http://127.0.0.1:9/v1", "OTTERS_AGENT_ROOT=" + root,
 		"LISTEN_FDS=1", "LISTEN_FDNAMES=runtime",
+	}
+	return cmd
+}
+
+// inNamespaces has cmd run in the namespaces of level strict, as its user 0, which is uid outside. The
+// files, the listener and all else are as they are without.
+func inNamespaces(cmd *exec.Cmd, uid int) *exec.Cmd {
+	gid := uid
+	if os.Geteuid() != 0 {
+		gid = os.Getegid()
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}},
+		Credential:  &syscall.Credential{NoSetGroups: true},
 	}
 	return cmd
 }
