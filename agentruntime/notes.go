@@ -152,22 +152,6 @@ func section(notes []note) string {
 	return b.String()
 }
 
-// systemPrompt is the agent's own with the pinned notes above or below.
-func (s *service) systemPrompt(ctx context.Context, st *store) (string, error) {
-	if s.section == sectionOff {
-		return s.system, nil
-	}
-	pinned, err := st.notes(ctx, true)
-	if err != nil || len(pinned) == 0 {
-		return s.system, err
-	}
-	parts := []string{s.system, section(pinned)}
-	if s.section == sectionAbove {
-		parts[0], parts[1] = parts[1], parts[0]
-	}
-	return strings.TrimSpace(strings.Join(parts, "\n\n")), nil
-}
-
 func (n note) wire(whole bool) *agentv1.Note {
 	w := &agentv1.Note{Key: n.key, Preview: start(n.content, previewRunes), InContext: n.pinned, CreatedAt: n.created, UpdatedAt: n.updated}
 	if whole {

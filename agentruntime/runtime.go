@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -174,13 +175,20 @@ func newService(opts *Options, stopped context.Context) (*service, error) {
 	set := def.settings
 	svc := &service{
 		name: def.config.Name, model: ref, stopped: stopped, client: model, system: def.system, section: set.section, limits: set.notes,
+		budget: set.promptBudget, warnings: def.warnings,
 		memory: memory{strategy: set.strategy, window: set.maxMessages / 2, maxTokens: set.memoryTokens},
 	}
 	if tools, err = openCapabilities(svc, def.config.Capabilities, tools); err != nil {
 		return nil, err
 	}
+	if tools, err = openSkills(opts.Root, def.skills, tools); err != nil {
+		return nil, err
+	}
+	for _, w := range append(slices.Clone(svc.warnings), svc.overBudget("")...) {
+		fmt.Fprintln(opts.Log, "warning: "+w)
+	}
 	svc.loop = loop.New(loop.Config{
-		Model: model, Tools: tools, System: def.system, Params: set.params,
+		Model: model, Tools: tools, Params: set.params,
 		MaxIterations: set.maxIterations, MaxTokens: set.maxTokens, MaxTurnTokens: set.maxTurnTokens,
 		Timeout: set.timeout, SoftTimeout: set.softTimeout, ToolTimeout: set.toolTimeout, RepeatLimit: set.maxRepeats, ObjectTries: set.objectTries,
 		// Programs bound their two streams themselves, while they run.

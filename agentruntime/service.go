@@ -34,15 +34,18 @@ type service struct {
 
 	name    string
 	model   string
-	system  string // without notes
+	system  systemText
 	section string
-	limits  noteLimits
-	memory  memory
-	client  loop.Model
-	loop    *loop.Loop
-	store   *opening
-	queue   queue
-	stopped context.Context // cancelled when the runtime stops
+	budget  int // bytes of the system prompt
+	// warnings are what was found at the start.
+	warnings []string
+	limits   noteLimits
+	memory   memory
+	client   loop.Model
+	loop     *loop.Loop
+	store    *opening
+	queue    queue
+	stopped  context.Context // cancelled when the runtime stops
 
 	mu      sync.Mutex
 	closing bool
@@ -377,9 +380,13 @@ func (s *service) ListSessionMessages(ctx context.Context, req *agentv1.ListSess
 	return &agentv1.ListSessionMessagesResponse{Messages: list[max(0, len(list)-limit):]}, nil
 }
 
-// Health tells who serves.
-func (s *service) Health(context.Context, *agentv1.HealthRequest) (*agentv1.HealthResponse, error) {
-	return &agentv1.HealthResponse{Status: "ok", AgentName: s.name, Model: s.model}, nil
+// Health tells who serves, and what is to be known of it.
+func (s *service) Health(ctx context.Context, _ *agentv1.HealthRequest) (*agentv1.HealthResponse, error) {
+	warnings, err := s.currentWarnings(ctx)
+	if err != nil {
+		return nil, storeStatus(ctx, err)
+	}
+	return &agentv1.HealthResponse{Status: "ok", AgentName: s.name, Model: s.model, Warnings: warnings}, nil
 }
 
 // Ready answers true once the sessions that there are can be read, the last thing that a prompt needs.

@@ -26,6 +26,7 @@ type settings struct {
 	maxTurnTokens int
 	maxRepeats    int
 	objectTries   int
+	promptBudget  int // bytes
 	maxOutput     int // bytes
 	timeout       time.Duration
 	softTimeout   time.Duration // 0 is five sixths of timeout
@@ -45,6 +46,7 @@ func readSettings(configs map[string]string) (settings, error) {
 		maxTurnTokens: loop.DefaultMaxTurnTokens,
 		maxRepeats:    loop.DefaultRepeatLimit,
 		objectTries:   loop.DefaultObjectTries,
+		promptBudget:  defaultPromptBudget,
 		maxOutput:     loop.DefaultMaxOutput,
 		timeout:       loop.DefaultTimeout,
 		toolTimeout:   loop.DefaultToolTimeout,
@@ -70,6 +72,8 @@ func (s *settings) set(key, value string) (err error) {
 		s.maxTurnTokens, err = integer(value, 1, 1<<30)
 	case "max-repeats":
 		s.maxRepeats, err = integer(value, 1, 1000)
+	case "prompt-budget":
+		s.promptBudget, err = integer(value, 1024, maxPrompt)
 	case "object-tries":
 		s.objectTries, err = integer(value, 1, 10)
 	case "turn-timeout":
@@ -110,7 +114,7 @@ func (s *settings) set(key, value string) (err error) {
 
 // knownKeys are the keys that can be set.
 var knownKeys = []string{
-	"max-tokens", "max-iterations", "max-turn-tokens", "max-repeats", "object-tries", "turn-timeout", "turn-soft-timeout", "tool-timeout",
+	"max-tokens", "max-iterations", "max-turn-tokens", "max-repeats", "object-tries", "prompt-budget", "turn-timeout", "turn-soft-timeout", "tool-timeout",
 	"tool-max-output", "memory-strategy", "memory-max-messages", "memory-max-tokens", "temperature",
 	"top-p", "presence-penalty", "frequency-penalty", "notes-prompt-section", "notes-max-bytes-per", "notes-max-count",
 }

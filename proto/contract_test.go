@@ -114,7 +114,7 @@ var agentMessages = map[string]string{
 	"SetNoteInContextRequest":     "key 1 string, in_context 2 bool",
 	"SetNoteInContextResponse":    "note 1 Note",
 	"HealthRequest":               "",
-	"HealthResponse":              "status 1 string, agent_name 2 string, model 3 string",
+	"HealthResponse":              "status 1 string, agent_name 2 string, model 3 string, warnings 10 repeated string",
 	"ReadyRequest":                "",
 	"ReadyResponse":               "ready 1 bool",
 }

@@ -1571,7 +1571,9 @@ type HealthResponse struct {
 	Status    string                 `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
 	AgentName string                 `protobuf:"bytes,2,opt,name=agent_name,json=agentName,proto3" json:"agent_name,omitempty"`
 	// provider/model.
-	Model         string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	// What is to be known and no prompt fails for, one line each.
+	Warnings      []string `protobuf:"bytes,10,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1625,6 +1627,13 @@ func (x *HealthResponse) GetModel() string {
 		return x.Model
 	}
 	return ""
+}
+
+func (x *HealthResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
 }
 
 type ReadyRequest struct {
@@ -1824,12 +1833,14 @@ const file_openotters_agent_v1_agent_proto_rawDesc = "" +
 	"in_context\x18\x02 \x01(\bR\tinContext\"I\n" +
 	"\x18SetNoteInContextResponse\x12-\n" +
 	"\x04note\x18\x01 \x01(\v2\x19.openotters.agent.v1.NoteR\x04note\"\x0f\n" +
-	"\rHealthRequest\"]\n" +
+	"\rHealthRequest\"y\n" +
 	"\x0eHealthResponse\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\tR\x06status\x12\x1d\n" +
 	"\n" +
 	"agent_name\x18\x02 \x01(\tR\tagentName\x12\x14\n" +
-	"\x05model\x18\x03 \x01(\tR\x05model\"\x0e\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12\x1a\n" +
+	"\bwarnings\x18\n" +
+	" \x03(\tR\bwarnings\"\x0e\n" +
 	"\fReadyRequest\"%\n" +
 	"\rReadyResponse\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready2\xe3\t\n" +
