@@ -48,14 +48,20 @@ var noteTools = []noteTool{
 	{name: "note_pin", description: "Pins a note into your instructions, or takes it out.", properties: keyProperty + "," + pinnedProperty, required: `"key","pinned"`, call: pinNote},
 }
 
-// openCapabilities adds the tools of capabilities to programs; notes stands for all of note_*. A name may be
-// written with hyphens. Errors wrap ErrConfig.
-func openCapabilities(svc *service, capabilities []workspace.Capability, programs []loop.Tool) ([]loop.Tool, error) {
+// Capabilities are the names that a CAPABILITY may have with this runtime, as the model sees them.
+func Capabilities() []string {
 	names := []string{"notes"}
-	granted := make(map[string]bool)
 	for _, t := range noteTools {
 		names = append(names, t.name)
 	}
+	return names
+}
+
+// openCapabilities adds the tools of capabilities to programs; notes stands for all of note_*. A name may be
+// written with hyphens. Errors wrap ErrConfig.
+func openCapabilities(svc *service, capabilities []workspace.Capability, programs []loop.Tool) ([]loop.Tool, error) {
+	names := Capabilities()
+	granted := make(map[string]bool)
 	for _, c := range capabilities {
 		name := strings.ReplaceAll(c.Name, "-", "_")
 		if !slices.Contains(names, name) {

@@ -61,6 +61,9 @@ func (s *supervisor) create(ctx context.Context, req *daemonv1.CreateAgentReques
 	if err != nil {
 		return nil, err
 	}
+	if err := s.checkCapabilities(ctx, req, img.Agentfile); err != nil {
+		return nil, err
+	}
 	name, err := s.claimName(req.GetName(), img.Agentfile.Name)
 	if err != nil {
 		return nil, err
@@ -278,6 +281,33 @@ func (s *supervisor) pinRuntime(ctx context.Context, req *daemonv1.CreateAgentRe
 		return nil, err
 	}
 	return []spec.Override{spec.WithRuntime(spec.Reference{Name: runtimeImage, Tag: "latest", Digest: desc.Digest.String()}.String())}, nil
+}
+
+// checkCapabilities refuses a capability that the runtime does not provide. What a runtime that is not
+// here yet provides is known once it is pulled, and what one given by its path does when it starts.
+func (s *supervisor) checkCapabilities(ctx context.Context, req *daemonv1.CreateAgentRequest, def *spec.Agentfile) error {
+	if len(def.Capabilities) == 0 || req.GetRuntimePath() != "" {
+		return nil
+	}
+	name := def.Runtime
+	if name == "" {
+		name = runtimeImage + ":latest"
+	}
+	ref, err := spec.ParseReference(name)
+	if err != nil {
+		return nil // the start says so, as it does without capabilities
+	}
+	if _, err := s.images.store.Resolve(ctx, storeName(ref.WithDefaultTag("latest"))); err != nil {
+		return nil
+	}
+	labels, err := agentoci.NewLabelReader(s.images.opener, agentoci.BinOptions{})(ctx, ref.WithDefaultTag("latest"))
+	if err != nil {
+		return nil
+	}
+	if err := system.CheckCapabilities(labels, def.Capabilities); err != nil {
+		return &failure{code: codes.InvalidArgument, err: err}
+	}
+	return nil
 }
 
 // overrides turns the request into changes of the image's definition.

@@ -32,7 +32,7 @@ const (
 	runtimeImage = "otters/runtime"
 	toolImages   = "otters/tools/"
 	// packing changes when the same program would be stored as another image.
-	packing = "2"
+	packing = "3"
 	// maxListing bounds what otters-tools prints of itself.
 	maxListing = 1 << 20
 	// listingTimeout is how long it may take.
@@ -132,12 +132,29 @@ func (p *programs) packRuntime(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
+	labels := map[string]string{system.ListenerLabel: "inherit"}
+	if names, err := p.capabilities(ctx, path); err != nil {
+		p.logger.Warn("the runtime does not tell its capabilities; agents that want one it lacks fail at their start", "error", err)
+	} else {
+		labels[system.CapabilitiesLabel] = names
+	}
 	_, err = agentoci.PackBin(ctx, p.images.store, agentoci.BinImage{
 		Name: "runtime", Description: "The default runtime of agents",
-		Labels: map[string]string{system.ListenerLabel: "inherit"},
+		Labels: labels,
 		Layers: []agentoci.Layer{layer}, Tags: []string{runtimeImage + ":latest"},
 	})
 	return err
+}
+
+// capabilities are what the runtime tells of itself, by commas.
+func (p *programs) capabilities(ctx context.Context, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, listingTimeout)
+	defer cancel()
+	listing, err := output(ctx, path, "capabilities")
+	if err != nil {
+		return "", err
+	}
+	return strings.Join(strings.Fields(string(listing)), ","), nil
 }
 
 // packTools stores one image per tool; all share the layer with the program.

@@ -339,6 +339,36 @@ func TestOnlyTheHolderOfTheServeTokenIsAnswered(t *testing.T) {
 	}
 }
 
+// provides reads the labels of a runtime that lists its capabilities.
+func provides(list string) agentoci.LabelReader {
+	return func(context.Context, spec.Reference) (map[string]string, error) {
+		return map[string]string{system.CapabilitiesLabel: list}, nil
+	}
+}
+
+func TestCapabilitiesAreThoseOfTheRuntime(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		list  string
+		names []string
+		says  string // empty where they are provided
+	}{
+		{"notes,note_list", []string{"notes", "note-list"}, ""},
+		{" notes , note-list ", []string{"note_list"}, ""},
+		{"notes", nil, ""},
+		{"notes", []string{"notes", "shell"}, "CAPABILITY shell: the runtime does not provide it; there are notes"},
+		{"", []string{"notes"}, "CAPABILITY notes: the runtime does not provide it; it provides none"},
+	} {
+		err := system.CheckCapabilities(map[string]string{system.CapabilitiesLabel: c.list}, c.names)
+		if (err == nil) != (c.says == "") || err != nil && (!errors.Is(err, system.ErrConfig) || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%q with %q: error %v", c.names, c.list, err)
+		}
+	}
+	if err := system.CheckCapabilities(map[string]string{"other": "x"}, []string{"any"}); err != nil {
+		t.Errorf("an image that does not tell: %v", err)
+	}
+}
+
 func TestEachFailureHasItsReason(t *testing.T) {
 	t.Parallel()
 	notExecutable := filepath.Join(t.TempDir(), "runtime")
@@ -360,9 +390,11 @@ func TestEachFailureHasItsReason(t *testing.T) {
 		is        error
 		says      string
 	}{
-		"an image that is not there":        {ref: spec.Reference{Name: "x", Tag: "gone"}, reason: executor.FailurePull, is: system.ErrPull},
-		"a runtime that can't be pulled":    {provider: []system.ProviderOption{system.WithPuller(failing)}, reason: executor.FailurePull, is: system.ErrPull, says: "registry is gone"},
-		"a required setting":                {file: plain + "CONFIG region!\n", reason: executor.FailureConfig, is: system.ErrConfig, says: "region"},
+		"an image that is not there":     {ref: spec.Reference{Name: "x", Tag: "gone"}, reason: executor.FailurePull, is: system.ErrPull},
+		"a runtime that can't be pulled": {provider: []system.ProviderOption{system.WithPuller(failing)}, reason: executor.FailurePull, is: system.ErrPull, says: "registry is gone"},
+		"a required setting":             {file: plain + "CONFIG region!\n", reason: executor.FailureConfig, is: system.ErrConfig, says: "region"},
+		"a capability that is not there": {file: plain + "CAPABILITY note-list sudo\n", provider: []system.ProviderOption{system.WithLabelReader(provides("notes,note_list"))},
+			reason: executor.FailureConfig, is: system.ErrConfig, says: "CAPABILITY sudo: the runtime does not provide it; there are notes, note_list"},
 		"no model":                          {file: "FROM scratch\nRUNTIME otters/runtime\n", reason: executor.FailureModel, is: system.ErrModel},
 		"an unknown provider":               {agent: []system.AgentOption{system.WithModelResolver(func(string) (string, string, error) { return "", "", errors.New("no such provider") })}, reason: executor.FailureModel, is: system.ErrModel, says: "no such provider"},
 		"a runtime that is not executable":  {agent: []system.AgentOption{system.WithAgentLocalRuntime(notExecutable)}, reason: executor.FailureInit, says: "not executable"},

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 
 	"github.com/go-git/go-billy/v5"
 	"github.com/go-git/go-billy/v5/util"
@@ -176,7 +177,7 @@ func (s *programSet) fetch(ctx context.Context) error {
 	s.bins = make([]string, len(s.m.source.Bins))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
-		s.runtime, s.inherit, err = a.fetchRuntime(ctx, s.m.source.Runtime)
+		s.runtime, s.inherit, err = a.fetchRuntime(ctx, s.m.source)
 		return err
 	})
 	for i, b := range s.m.source.Bins {
@@ -191,7 +192,7 @@ func (s *programSet) fetch(ctx context.Context) error {
 }
 
 // fetchRuntime gets the runtime's program and tells whether it takes its listener by descriptor.
-func (a *Agent) fetchRuntime(ctx context.Context, image string) (name string, inherit bool, err error) {
+func (a *Agent) fetchRuntime(ctx context.Context, src *spec.Agentfile) (name string, inherit bool, err error) {
 	if a.localRuntime != "" {
 		name, err = a.store1(ctx, "", a.readLocalRuntime)
 		if err != nil {
@@ -199,6 +200,7 @@ func (a *Agent) fetchRuntime(ctx context.Context, image string) (name string, in
 		}
 		return name, false, nil
 	}
+	image := src.Runtime
 	if image == "" {
 		return "", false, fmt.Errorf("%w: the image has no RUNTIME and none was given", ErrPull)
 	}
@@ -216,7 +218,13 @@ func (a *Agent) fetchRuntime(ctx context.Context, image string) (name string, in
 	if err != nil {
 		return "", false, fmt.Errorf("%w: runtime %s: %w", ErrPull, ref, err)
 	}
-	return name, labels[ListenerLabel] == "inherit", nil
+	return name, labels[ListenerLabel] == "inherit", a.checkCapabilities(labels, src.Capabilities)
+}
+
+// checkCapabilities looks at the definition's; what the agent's own options bring is provided by them.
+func (a *Agent) checkCapabilities(labels map[string]string, names []string) error {
+	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return hasCapability(a.capabilities, n) })
+	return CheckCapabilities(labels, names)
 }
 
 // readLocalRuntime copies the operator's own program.
@@ -395,7 +403,7 @@ func (a *Agent) refresh(ctx context.Context) error {
 	a.creds = creds
 	a.mu.Unlock()
 	if a.localRuntime != "" {
-		name, _, err := a.fetchRuntime(ctx, "")
+		name, _, err := a.fetchRuntime(ctx, &spec.Agentfile{})
 		if err != nil {
 			return err
 		}

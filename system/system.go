@@ -17,6 +17,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/go-git/go-billy/v5"
 	"google.golang.org/grpc"
@@ -68,6 +70,31 @@ var RuntimeBin = filepath.FromSlash(workspace.RuntimeBin)
 // "inherit" takes a descriptor by systemd's socket-activation protocol, anything else is given
 // --addr.
 const ListenerLabel = "io.openotters.runtime.listener"
+
+// CapabilitiesLabel is the label of a runtime image that lists what CAPABILITY may name with its
+// runtime, by commas. An image without it does not tell, and its runtime refuses at its start.
+const CapabilitiesLabel = "io.openotters.runtime.capabilities"
+
+// CheckCapabilities says which of an agent's capabilities a runtime whose image has these labels does
+// not provide. Names may be written with hyphens or underscores. The error wraps ErrConfig. Ours.
+func CheckCapabilities(labels map[string]string, names []string) error {
+	list, told := labels[CapabilitiesLabel]
+	if !told {
+		return nil
+	}
+	plain := func(name string) string { return strings.ReplaceAll(strings.TrimSpace(name), "_", "-") }
+	provided := strings.Split(list, ",")
+	for _, name := range names {
+		if !slices.ContainsFunc(provided, func(p string) bool { return p != "" && plain(p) == plain(name) }) {
+			there := "it provides none"
+			if strings.TrimSpace(list) != "" {
+				there = "there are " + strings.Join(provided, ", ")
+			}
+			return fmt.Errorf("%w: CAPABILITY %s: the runtime does not provide it; %s", ErrConfig, name, there)
+		}
+	}
+	return nil
+}
 
 // StoreFor returns the target that holds an agent's image. The Provider calls it once per Create
 // and once per agent that Load restores.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,7 @@ const usage = `usage:
   otters-runtime session rm --root DIR ID...
   otters-runtime session export --root DIR [--notes] [ID...]
   otters-runtime session import --root DIR [--replace]
+  otters-runtime capabilities
   otters-runtime version
 `
 
@@ -48,6 +50,12 @@ func run(args []string) int {
 		return prompt(args[1:])
 	case "session":
 		return session(args[1:])
+	case "capabilities":
+		if len(args) > 1 {
+			return misused(fmt.Sprintf("capabilities: unexpected argument %q", args[1]))
+		}
+		fmt.Println(strings.Join(agentruntime.Capabilities(), "\n"))
+		return 0
 	case "version":
 		fmt.Println("otters-runtime", buildVersion())
 		return 0

@@ -199,6 +199,7 @@ func TestBadConfigurationEndsWith78AndOneLine(t *testing.T) {
 		"odd argument": {[]string{"serve", "x"}, 2, `unexpected argument "x"`},
 		"odd command":  {[]string{"swim"}, 2, `unknown command "swim"`},
 		"no command":   {nil, 2, "no command"},
+		"odd listing":  {[]string{"capabilities", "x"}, 2, `unexpected argument "x"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -213,6 +214,20 @@ func TestBadConfigurationEndsWith78AndOneLine(t *testing.T) {
 				t.Errorf("exit code %d, said %q", code, p.stderr.String())
 			}
 		})
+	}
+}
+
+func TestItTellsItsCapabilities(t *testing.T) {
+	t.Parallel()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "capabilities")
+	cmd.Env = []string{asRuntime + "=1", "GORACE=atexit_sleep_ms=0"}
+	out, err := cmd.Output()
+	if err != nil || string(out) != "notes\nnote_list\nnote_get\nnote_save\nnote_delete\nnote_pin\n" {
+		t.Errorf("printed %q, error %v", out, err)
 	}
 }
 
