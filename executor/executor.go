@@ -2,6 +2,18 @@
 // executor for a new kind of place is written against this package alone; executor/executortest
 // tells whether it keeps the contract.
 //
+// A Provider makes agents and finds them again; an Agent is one instance of an image, with a life that is
+// told by its Status. What more an agent or a provider can do it tells by optional interfaces, which callers
+// find by assertion: Prompter, StreamPrompter, ObjectPrompter, SessionReader, SessionLister, SessionDeleter
+// and NotesAPI are calls of a running runtime, StreamExecer and Attacher are an agent's, FeatureReporter is a
+// provider's. All methods of all interfaces may be called from several goroutines at once. Those that take a
+// context end with it and then return its error, wrapped. Those that call the runtime fail at once on an
+// agent that does not run, and wrap ErrNotImplemented where the runtime has no such call; outgoing gRPC
+// metadata of their context goes with the call.
+//
+// What a method returns is the caller's, unless its comment says otherwise. Errors are for a person, and
+// wrap the sentinels here where one fits.
+//
 // The package has no behaviour but StatusTracker's.
 package executor
 
@@ -157,6 +169,7 @@ type WorkspaceView = workspace.View
 
 // Runtime is an agent's resolved definition.
 type Runtime struct {
+	// ID is the agent's.
 	ID uuid.UUID
 	// Source is the image's definition with the overrides applied.
 	Source *spec.Agentfile
@@ -182,7 +195,8 @@ type ExecResult struct {
 type PromptRequest struct {
 	// SessionID names the conversation; the runtime begins one that it does not have.
 	SessionID string
-	Prompt    string
+	// Prompt is the user's text.
+	Prompt string
 	// Regenerate asks for another answer to the last prompt; the one there was stays as a branch.
 	Regenerate bool
 	// Attachments are for this turn.
@@ -191,10 +205,12 @@ type PromptRequest struct {
 
 // Attachment is a file given with a prompt.
 type Attachment struct {
+	// Name is the file's, without folders.
 	Name string
 	// MediaType is Data's, such as image/png.
 	MediaType string
-	Data      []byte
+	// Data is the whole file; it is not changed and not kept.
+	Data []byte
 }
 
 // PromptEvent is one event of a turn; see docs/runtime.md for the types.
@@ -205,7 +221,9 @@ type PromptEvent struct {
 	// Step counts the turn's model calls, from 1.
 	Step int32
 	// Tool is the tool's name, and ToolID ties a result to its call.
-	Tool    string
+	Tool string
+	// Content is text of the answer or the reasoning, a call's arguments, a tool's result, a message's
+	// parts in JSON, or an error's text.
 	Content string
 	ToolID  string
 	// DurationMs is how long the tool ran, in milliseconds.
@@ -218,6 +236,7 @@ type PromptEvent struct {
 
 // Usage counts tokens. Cached is a part of Input, Reasoning a part of Output.
 type Usage struct {
+	// All are counts of tokens, 0 where the model did not tell.
 	InputTokens     int64
 	OutputTokens    int64
 	CachedTokens    int64
@@ -226,6 +245,7 @@ type Usage struct {
 
 // ObjectPromptRequest asks for one JSON object.
 type ObjectPromptRequest struct {
+	// Prompt is the user's text.
 	Prompt string
 	// Schema is a JSON Schema, which the object fits; name and description are for the model.
 	Schema            []byte
@@ -235,7 +255,9 @@ type ObjectPromptRequest struct {
 
 // SessionInfo describes a session.
 type SessionInfo struct {
-	ID           string
+	// ID is the one that prompts name.
+	ID string
+	// MessageCount counts prompts and answers, an answer with branches once.
 	MessageCount int32
 	// LastActive is in unix seconds.
 	LastActive int64
@@ -244,7 +266,8 @@ type SessionInfo struct {
 // SessionMessage is one message of a session.
 type SessionMessage struct {
 	// Role is user or assistant.
-	Role    string
+	Role string
+	// Content is the user's text, or an assistant's parts: a JSON array of {kind: "text"|"tool", …}.
 	Content string
 	// CreatedAt is in unix seconds.
 	CreatedAt int64
@@ -256,6 +279,7 @@ type SessionMessage struct {
 
 // Note is a durable fact the runtime keeps.
 type Note struct {
+	// Key is its name; see NotesAPI.SaveNote.
 	Key string
 	// Content is empty in lists.
 	Content string
@@ -270,6 +294,7 @@ type Note struct {
 
 // SaveResult is what came of saving a note.
 type SaveResult struct {
+	// Note is what was saved.
 	Note Note
 	// Overwrote tells that there was one with that key.
 	Overwrote bool

@@ -40,7 +40,7 @@ func (s Status) String() string {
 	return statusNames[s]
 }
 
-// ParseStatus is the inverse of String.
+// ParseStatus is the inverse of String; any other text is an error.
 func ParseStatus(s string) (Status, error) {
 	if i := slices.Index(statusNames[:], s); i >= 0 {
 		return Status(i), nil
@@ -85,8 +85,9 @@ var next = [...][]Status{
 // subscribers. The zero value is an agent that is pulling. It is safe for concurrent use and must
 // not be copied.
 type StatusTracker struct {
-	// Refused, if set before the first use, is called with every transition that was refused. It
-	// is called without a lock held.
+	// Refused, if set before the first use, is called with every transition that was refused, for a
+	// log. It is called without a lock held, by whoever asked for the transition, so that it may be
+	// called by several goroutines at once.
 	Refused func(from, to Status)
 
 	mu      sync.Mutex
@@ -114,7 +115,7 @@ func (t *StatusTracker) Failure() FailureReason {
 	return t.failure
 }
 
-// Snapshot is status and reason of one moment.
+// Snapshot is status and reason of one moment, which Get and Failure one after the other are not.
 func (t *StatusTracker) Snapshot() (Status, FailureReason) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -129,7 +130,8 @@ func (t *StatusTracker) Set(s Status) bool { return t.move(s, FailureNone) }
 // has failed already the first reason stays, and SetFailure answers false.
 func (t *StatusTracker) SetFailure(reason FailureReason) bool { return t.move(StatusFailed, reason) }
 
-// SetUnless moves to s unless the status is one of guard, and reports whether it moved.
+// SetUnless is Set unless the status is one of guard, in one step. A guarded status is kept without a
+// word to Refused, and SetUnless answers false.
 func (t *StatusTracker) SetUnless(s Status, guard ...Status) bool {
 	return t.move(s, FailureNone, guard...)
 }
@@ -175,8 +177,9 @@ func (s *subscription) put(st Status) {
 }
 
 // Subscribe returns a channel that yields the status now and after each change, and a function
-// that ends the subscription. A slow reader finds the latest status; it may miss one in between.
-// The channel is closed by the function and after StatusRemoved.
+// that ends the subscription, which must be called and may be called twice. A slow reader finds the
+// latest status; it may miss one in between, and it holds nobody up. The channel is closed by the function
+// and after StatusRemoved.
 func (t *StatusTracker) Subscribe() (<-chan Status, func()) {
 	s := &subscription{ch: make(chan Status, 1)}
 	t.mu.Lock()
@@ -202,7 +205,9 @@ func (t *StatusTracker) Subscribe() (<-chan Status, func()) {
 
 // WaitForStatus blocks until the observer's status is one of targets and returns it. It returns
 // ctx's error when ctx is done first, and an error that wraps ErrStatusClosed when the subscription
-// ended before. A status that came and went while nobody looked may be missed; the latest never is.
+// ended before, as it does when the agent is removed; the status is then the one of that moment. A
+// status that came and went while nobody looked may be missed; the latest never is. Its subscription
+// ends with it.
 func WaitForStatus(ctx context.Context, o StatusObserver, targets ...Status) (Status, error) {
 	ch, cancel := o.SubscribeStatus()
 	defer cancel()

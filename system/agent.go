@@ -27,8 +27,8 @@ import (
 // where no other time was given.
 const stopGrace = 10 * time.Second
 
-// Agent implements executor.Agent over a process of this machine. It is safe for concurrent use and
-// must not be copied.
+// Agent implements executor.Agent, and every optional interface of an agent, over a process of this machine. It
+// is safe for concurrent use and must not be copied. Errors name the call and the agent.
 type Agent struct {
 	id      uuid.UUID
 	tracker executor.StatusTracker
@@ -124,8 +124,11 @@ var (
 	_ executor.NotesAPI       = (*Agent)(nil)
 )
 
-// NewAgent creates an agent whose tree is fs. It has no handle, so no later process finds it, and
-// without a Provider no monitor: it needs WithSpawner. Most callers want Provider.Create.
+// NewAgent creates an agent whose tree is fs, which stays the caller's; Remove empties it. It has no handle, so
+// no later process finds it, and without a Provider no monitor and no address of its own: it is started by
+// os/exec, at sandbox level off and in a process group that is killed as a whole, or by the Spawner of
+// WithSpawner, which a tree in memory needs, and answers on the address of WithAddr. Most callers want
+// Provider.Create.
 func NewAgent(id uuid.UUID, fs billy.Filesystem, opts ...AgentOption) *Agent {
 	a := newAgent(id)
 	a.fs = fs
@@ -164,7 +167,7 @@ func (a *Agent) Addr() string {
 	return a.addr
 }
 
-// Status returns the current status.
+// Status returns the current status; it never blocks.
 func (a *Agent) Status() executor.Status { return a.tracker.Get() }
 
 // FailureReason returns why the agent failed, FailureNone in every other status.
@@ -178,7 +181,9 @@ func (a *Agent) SubscribeStatus() (<-chan executor.Status, func()) { return a.tr
 // readiness_timeout.
 func (a *Agent) StatusTracker() *executor.StatusTracker { return &a.tracker }
 
-// SetAgentToken replaces what the runtime finds in OTTERS_AGENT_TOKEN, from the next start on.
+// SetAgentToken replaces what the runtime finds in OTTERS_AGENT_TOKEN, from the next start on; a running one
+// keeps what it has. It is kept in the agent's handle, sealed; where that can't be written it is logged, and the
+// token holds for this process.
 func (a *Agent) SetAgentToken(token string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -15,8 +15,10 @@ import (
 
 // Load returns the agents whose handles lie in the folder, with everything that Create was given;
 // functions and live values come from the provider's options. Agents that run are found by
-// Attach. An agent that can't be restored is left out and named in the error; the others are
-// returned all the same.
+// Attach. An agent that can't be restored is left out and named in the error, which joins one per agent
+// and wraps ErrHandle where its handle or tree is to blame; the others are returned all the same. Agents that
+// this Provider has already are left out without one. What removals and writes of handles left behind that were
+// cut short is removed.
 func (p *Provider) Load(ctx context.Context) ([]executor.Agent, error) {
 	return p.LoadWithOptions(ctx, nil)
 }
@@ -99,7 +101,8 @@ func (p *Provider) load(id uuid.UUID, options AgentOptions) (*Agent, error) {
 }
 
 // Destroy removes the trees of all agents, those that Load would find and those that it could not
-// restore too. Agents that run are an error, and are left.
+// restore too. Agents that run are an error that wraps ErrRunning, and are left. The folder itself, its program
+// store and its seal key stay.
 func (p *Provider) Destroy(ctx context.Context) error {
 	// What can't be loaded is removed by its folder below.
 	_, _ = p.Load(ctx)

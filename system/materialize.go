@@ -70,10 +70,12 @@ type MaterializeOptions struct {
 // tree in their own way, such as by mounting images, build on it. addr is the address the runtime
 // will answer on; agent.yaml never holds it.
 //
-// Files are written whole or not at all, but the tree as a whole is not: build it beside its place.
-// Errors wrap ErrPull, ErrConfig or ErrModel where one fits.
+// Files are written whole or not at all, but the tree as a whole is not: build it beside its place. It may
+// be called again for the same tree, and then replaces what it wrote before. Two calls for one tree must not
+// overlap. Errors wrap ErrPull, ErrConfig or ErrModel where one fits, which FailureOf tells; the end of ctx
+// is its error. The caller keeps fs and everything in opts, and owns what is returned.
 func MaterializeContent(
-	ctx context.Context, fs billy.Filesystem, id uuid.UUID, _ string, opts MaterializeOptions,
+	ctx context.Context, fs billy.Filesystem, id uuid.UUID, addr string, opts MaterializeOptions,
 ) (*executor.Runtime, error) {
 	fs, opened, err := bound(fs, onDisk(fs))
 	if err != nil {

@@ -191,7 +191,8 @@ func (p *Provider) sandboxLevel(monitored bool) sandbox.Level {
 	return p.strongest
 }
 
-// Features tells what confines the agents of this Provider.
+// Features tells what confines the agents of this Provider that name no level of their own, as the host
+// lets it. It may start the monitor's program for a moment.
 func (p *Provider) Features() executor.Features {
 	disk := p.setup() == nil && p.disk
 	c := sandbox.Describe(p.sandboxLevel(disk), disk && os.Geteuid() == 0)
@@ -199,13 +200,16 @@ func (p *Provider) Features() executor.Features {
 }
 
 // Create records a new agent and reserves its address and, under root, its user id. Options of
-// WithAgentDefaults apply. The agent materialises itself on first Run. Errors wrap ErrExists,
-// ErrConfig or ErrNoAddress, and leave nothing behind.
+// WithAgentDefaults apply. The agent materialises itself on first Run; nothing is pulled before. What was
+// given is on disk when Create returns. Errors wrap ErrExists, ErrConfig or ErrNoAddress where one fits, and
+// leave nothing behind.
 func (p *Provider) Create(ctx context.Context, id uuid.UUID, ref spec.Reference, opts ...spec.Override) (executor.Agent, error) {
 	return p.CreateWithOptions(ctx, id, ref, nil, opts...)
 }
 
-// CreateWithOptions is Create with options for this one agent, applied after the defaults.
+// CreateWithOptions is Create with options for this one agent, applied after the defaults. It is no part of
+// executor.Provider, since only this provider knows its options. The agent, an *Agent, stays the provider's,
+// which lets go of it at Close.
 func (p *Provider) CreateWithOptions(
 	_ context.Context, id uuid.UUID, ref spec.Reference, extra []AgentOption, overrides ...spec.Override,
 ) (executor.Agent, error) {
@@ -383,7 +387,8 @@ func (p *Provider) passMode() os.FileMode {
 	return 0o700
 }
 
-// Registry is the façade over the target of WithRegistryTarget, made on first call.
+// Registry is the façade over the target of WithRegistryTarget, made on first call and the same for ever.
+// The target stays the caller's.
 func (p *Provider) Registry() executor.Registry {
 	p.registryOnce.Do(func() {
 		p.registry = NewRegistry(p.registryTarget, p.registryAddr, p.registryCreatedAt)

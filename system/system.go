@@ -6,6 +6,12 @@
 // the agent again), and .store, the programs of runtimes and tools, unpacked once per digest. Only
 // one Provider may use a folder at a time.
 //
+// Everything that a program brings along itself has a seam: where images come from (StoreFor, agentoci.Puller),
+// what a model's address and key are (model.Resolver), how a runtime is started (Spawner), reached (Dialer) and
+// addressed (LoopbackAllocator). Functions and values given in options stay the caller's; they are called from
+// several goroutines at once, and not after Provider.Close and the last Run have returned. With a filesystem in
+// memory and a Spawner and Dialer of the caller's nothing of the machine is touched.
+//
 // Invariants: a tree is complete or not there; everything below an agent's root is reached through
 // a descriptor of that root; an agent's status is stopped only after an exit that was asked for.
 package system
@@ -96,8 +102,9 @@ func CheckCapabilities(labels map[string]string, names []string) error {
 	return nil
 }
 
-// StoreFor returns the target that holds an agent's image. The Provider calls it once per Create
-// and once per agent that Load restores.
+// StoreFor returns the target that holds an agent's image, under the tag or digest of ref. The Provider calls
+// it once per Create and once per agent that Load restores, and reads from what it returns at the first Prepare;
+// nil is an agent that can't be prepared.
 type StoreFor func(ref spec.Reference) oras.ReadOnlyTarget
 
 // DigestResolver returns the digest of an image reference, or an empty string where it has none.
@@ -107,8 +114,11 @@ type DigestResolver func(ref string) string
 // CreatedAtFunc returns when the manifest at repo:tag was first stored, in unix seconds, or 0.
 type CreatedAtFunc func(repo, tag string) int64
 
-// Dialer opens the gRPC connection to an agent's runtime. The agent closes it.
+// Dialer opens the gRPC connection to an agent's runtime; DialLoopback is the default.
 type Dialer interface {
+	// Dial is called at the first call of a run, before the runtime has necessarily come up: a connection
+	// should be tried again rather than refused for good. ctx is the call's. The agent uses the connection
+	// for one run, from several goroutines, and closes it.
 	Dial(ctx context.Context, addr string) (*grpc.ClientConn, error)
 }
 
@@ -124,23 +134,38 @@ func (d DialerFunc) Dial(ctx context.Context, addr string) (*grpc.ClientConn, er
 // The default one also has ReserveListener() (net.Listener, error), which keeps the address; with
 // any other the address is only free at the moment of the call, and the runtime is given --addr.
 type LoopbackAllocator interface {
+	// Reserve returns a host:port that no other agent has. It is called at Create; an error is Create's
+	// and wraps ErrNoAddress.
 	Reserve() (string, error)
 }
 
-// Spawner makes the command that runs a program. With a Spawner of the caller's there is no
-// monitor, and the sandbox level is off.
+// Spawner makes the command that runs a runtime. With a Spawner of the caller's there is no monitor, and
+// the sandbox level is off; such a runtime ends with the Provider. Without one a runtime on disk has a monitor,
+// or, for an agent of NewAgent, is a process started by os/exec.
 type Spawner interface {
+	// Command makes a command that was not started yet; it is called once for each start. name is the
+	// program's path, and args are its arguments without its name.
 	Command(name string, args ...string) Cmd
 }
 
-// Cmd is one run of a program, as *os/exec.Cmd has it. Signal must return an error, not panic,
-// before Start and after Wait.
+// Cmd is one run of a program, as *os/exec.Cmd has it. The setters are called before Start, which is called
+// once; Wait is called once after it, by one goroutine, while others may call Signal.
+//
+// A Cmd may also have SetFiles([]*os.File), called before Start: the files become descriptors 3 and following, and
+// the Cmd must have duplicated them when Start returns. With the default LoopbackAllocator it is given the listener
+// and the serve token of a runtime that inherits them. Ours.
 type Cmd interface {
+	// Start starts the program; its error is that of the agent's start.
 	Start() error
+	// Wait returns when the program has exited and its output is written: nil for exit code 0, and for
+	// another one an error that has ExitCode() int.
 	Wait() error
+	// Signal must return an error, not panic, before Start and after Wait. SIGTERM asks for the end, and
+	// where it is an error, or not heeded within the grace, os.Kill follows.
 	Signal(sig os.Signal) error
-	// SetStdout and SetStderr take the program's output; they are called before Start.
+	// SetStdout takes the writer of the program's standard output.
 	SetStdout(w io.Writer)
+	// SetStderr takes the writer of its standard error, which may be written to while the other is.
 	SetStderr(w io.Writer)
 	// SetEnv is the whole environment; nothing is inherited.
 	SetEnv(env []string)

@@ -253,15 +253,18 @@ func (a *agent) serve(ctx context.Context, r *run) error {
 		return err
 	}
 	labels, err := a.p.Labels(ctx, image)
-	if err == nil && labels[system.ListenerLabel] == "inherit" {
-		var f *os.File
-		f, err = r.ln.(*net.TCPListener).File()
+	if err != nil {
+		return err
+	}
+	if labels[system.ListenerLabel] == "inherit" {
+		f, err := r.ln.(*net.TCPListener).File()
+		if err != nil {
+			return err
+		}
 		defer f.Close()
 		cmd.ExtraFiles, cmd.Env = []*os.File{f}, append(cmd.Env, "LISTEN_FDS=1", "LISTEN_FDNAMES=runtime")
 	}
-	if err = errors.Join(err, r.ln.Close()); err != nil { // Any other runtime binds the address itself.
-		return err
-	}
+	r.ln.Close() // Any other runtime binds the address itself.
 	a.tracker.Set(executor.StatusStarting)
 	if err = cmd.Start(); err != nil {
 		return err
