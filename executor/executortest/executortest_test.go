@@ -11,14 +11,15 @@ import (
 
 func TestTheDocumentedExecutorKeepsTheContract(t *testing.T) {
 	t.Parallel()
-	executortest.Run(t, executortest.Options{
-		New: func(_ *testing.T, w *executortest.World) executor.Provider {
-			return &Tiny{
-				Dir: w.Dir, Store: w.StoreFor, Pull: w.Pull, Labels: w.Labels, Resolve: w.ResolveModel,
-				Env: []string{"OTTERSD_URL=" + w.DaemonURL, "OTTERS_AGENT_TOKEN=" + w.AgentToken},
-			}
-		},
-	})
+	executortest.Run(t, executortest.Options{New: func(_ *testing.T, w *executortest.World) executor.Provider { return tiny(w) }})
+}
+
+// tiny is the example in the world w.
+func tiny(w *executortest.World) *Tiny {
+	return &Tiny{
+		Dir: w.Dir, Store: w.StoreFor, Pull: w.Pull, Labels: w.Labels, Resolve: w.ResolveModel,
+		Env: []string{"OTTERSD_URL=" + w.DaemonURL, "OTTERS_AGENT_TOKEN=" + w.AgentToken},
+	}
 }
 
 // The page shows the executor that was tested, to the letter.
