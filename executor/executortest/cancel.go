@@ -33,12 +33,18 @@ func cancelPrepare(s *suite) {
 	a := s.create(agentfile)
 	ctx, cancel := context.WithCancel(s.Context())
 	defer cancel()
-	done := make(chan error, 1)
+	done, other := make(chan error, 1), make(chan error, 1)
 	go func() { done <- a.Prepare(ctx) }()
 	<-entered
+	// Another agent may wait for the same program.
+	b := s.create(agentfile)
+	go func() { other <- b.Prepare(s.Context()) }()
 	cancel()
 	if err := s.ended(done); !errors.Is(err, context.Canceled) {
 		s.Errorf("Prepare: %v", err)
+	}
+	if err := s.ended(other); err != nil {
+		s.Errorf("Prepare of another agent: %v", err)
 	}
 	if a.Runtime() != nil {
 		s.Error("there is a runtime")
@@ -82,6 +88,13 @@ func cancelRun(s *suite) {
 	}
 	s.status(a, executor.StatusStopped, executor.FailureNone)
 	s.stop(a, s.run(a))
+	// One that has ended before is no failure either.
+	b := s.create(agentfile)
+	if err := b.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		s.Errorf("Run: %v", err)
+	}
+	s.status(b, executor.StatusStopped, executor.FailureNone)
+	s.stop(b, s.run(b))
 }
 
 func (s *suite) streamer(a executor.Agent) executor.StreamPrompter {
