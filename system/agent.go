@@ -29,6 +29,10 @@ const stopGrace = 10 * time.Second
 
 // Agent implements executor.Agent, and every optional interface of an agent, over a process of this machine. It
 // is safe for concurrent use and must not be copied. Errors name the call and the agent.
+//
+// Calls of the runtime, from Prompt to SetNoteInContext, end with their context, wrap ErrNotRunning at once where no
+// runtime runs, and executor.ErrNotImplemented where the runtime has no such call; outgoing metadata of the context
+// goes to the runtime, with the serve token. What they return is the caller's.
 type Agent struct {
 	id      uuid.UUID
 	tracker executor.StatusTracker
@@ -151,16 +155,17 @@ func newAgent(id uuid.UUID) *Agent {
 // UUID returns the agent's identifier, which never changes.
 func (a *Agent) UUID() uuid.UUID { return a.id }
 
-// Runtime returns the resolved definition, nil before Prepare has succeeded. The caller must not
-// change it.
+// Runtime returns the resolved definition, nil before Prepare has succeeded and the same value ever after. The
+// caller must not change it.
 func (a *Agent) Runtime() *executor.Runtime {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.runtime
 }
 
-// Addr returns the host:port the runtime answers on. It is reserved at Create and stays the same
-// from start to start. It is empty for an agent that was made without one.
+// Addr returns the host:port the runtime answers on. It is reserved at Create and stays the same from start to
+// start, unless another program has taken it between two; it is never changed while the runtime runs. It is empty
+// for an agent that was made without one.
 func (a *Agent) Addr() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -174,7 +179,8 @@ func (a *Agent) Status() executor.Status { return a.tracker.Get() }
 func (a *Agent) FailureReason() executor.FailureReason { return a.tracker.Failure() }
 
 // SubscribeStatus returns a channel with the status now and after each change, and a function that
-// ends the subscription. A slow reader finds the latest status.
+// ends the subscription, which must be called. A slow reader finds the latest status and holds nobody up. The channel
+// is closed by the function and after removal.
 func (a *Agent) SubscribeStatus() (<-chan executor.Status, func()) { return a.tracker.Subscribe() }
 
 // StatusTracker is the tracker itself, for the supervisor that owns ready, working and
@@ -211,7 +217,7 @@ type Process struct {
 	Confinement sandbox.Confinement
 }
 
-// Process tells what is known of the agent's process now. Ours.
+// Process tells what is known of the agent's process now; it asks nobody and never blocks. Ours.
 func (a *Agent) Process() Process {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -312,7 +318,8 @@ func (a *Agent) Stop(ctx context.Context) error {
 func (a *Agent) StopGrace() time.Duration { return a.grace }
 
 // Kill ends the runtime as Stop does, but without a grace: SIGKILL to everything it ever started, also
-// while a Stop waits. The agent is then stopped. Ours.
+// while a Stop waits. The agent is then stopped. It blocks until Run has returned or ctx is done, and is a no-op on
+// an agent that is not running. Ours.
 func (a *Agent) Kill(ctx context.Context) error {
 	a.mu.Lock()
 	r := a.run

@@ -164,7 +164,8 @@ func (a *Agent) Prompt(ctx context.Context, req executor.PromptRequest, w io.Wri
 	return a.calls().Prompt(ctx, req, w)
 }
 
-// PromptObject asks the model for one JSON object that fits the schema, without session and tools.
+// PromptObject asks the model for one JSON object that fits the schema, without session and tools. A schema that the
+// runtime does not take is its error.
 func (a *Agent) PromptObject(ctx context.Context, req executor.ObjectPromptRequest) ([]byte, error) {
 	return a.calls().PromptObject(ctx, req)
 }
@@ -179,8 +180,8 @@ func (a *Agent) DeleteSession(ctx context.Context, sessionID string) error {
 	return a.calls().DeleteSession(ctx, sessionID)
 }
 
-// ListSessionMessages returns the newest messages of a session, oldest first. A limit of 0 is the
-// runtime's default.
+// ListSessionMessages returns the newest messages of a session, oldest first. A limit of 0 is the runtime's default,
+// a negative one an error.
 func (a *Agent) ListSessionMessages(ctx context.Context, sessionID string, limit int) ([]executor.SessionMessage, error) {
 	return a.calls().ListSessionMessages(ctx, sessionID, limit)
 }
@@ -195,7 +196,8 @@ func (a *Agent) GetNote(ctx context.Context, key string) (executor.Note, error) 
 	return a.calls().GetNote(ctx, key)
 }
 
-// SaveNote writes a note. Limits of 0 are the runtime's own.
+// SaveNote writes a note, over one of the same key. Limits of 0 are the runtime's own; what is over them is an error
+// and is not written.
 func (a *Agent) SaveNote(ctx context.Context, key, content string, maxBytes, maxCount int32) (executor.SaveResult, error) {
 	return a.calls().SaveNote(ctx, key, content, maxBytes, maxCount)
 }

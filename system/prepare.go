@@ -21,7 +21,8 @@ import (
 // Prepare materialises the workspace: image, runtime and tools are fetched and the tree is built
 // beside its place and renamed into it. It is idempotent; concurrent callers see one result, and
 // later ones the same error until the agent is started again. On success the status stays as it
-// is; on an error the agent is failed, but for the end of ctx, which leaves nothing behind.
+// is; on an error, which wraps ErrPull, ErrConfig or ErrModel where one fits, the agent is failed with the reason of
+// FailureOf, but for the end of ctx, which leaves nothing behind. A removed agent is an error that wraps ErrRemoved.
 func (a *Agent) Prepare(ctx context.Context) error {
 	select {
 	case a.prep <- struct{}{}:

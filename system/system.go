@@ -45,10 +45,12 @@ var ErrPull = fmt.Errorf("agent pull error")
 
 // Errors of ours, matched with errors.Is.
 var (
-	// ErrConfig indicates a setting that is missing or wrong. Such an agent fails with
-	// executor.FailureConfig before anything was started.
+	// ErrConfig indicates a setting that is missing or wrong. Create refuses it where it can be seen then.
+	// Otherwise the agent fails with executor.FailureConfig: before anything was started, or by exit code 78
+	// of a runtime that was not ready yet.
 	ErrConfig = errors.New("agent config error")
-	// ErrCrashed indicates that the runtime exited though nobody asked.
+	// ErrCrashed indicates that the runtime exited though nobody asked; the error tells its code or signal and
+	// the last line of its standard error.
 	ErrCrashed = errors.New("runtime crashed")
 	// ErrRunning indicates that a Run or Start is in progress.
 	ErrRunning = errors.New("agent is running")
@@ -62,7 +64,8 @@ var (
 	ErrExists = errors.New("agent exists")
 	// ErrNoAddress indicates that no loopback address could be reserved.
 	ErrNoAddress = errors.New("no loopback address")
-	// ErrHandle indicates a handle.json that can't be used.
+	// ErrHandle indicates a handle.json that can't be used, since it is damaged or of another version, since its
+	// sealed values don't open, or since the tree that it tells of is gone.
 	ErrHandle = errors.New("unusable handle")
 )
 
