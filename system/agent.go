@@ -217,7 +217,7 @@ type Process struct {
 	Confinement sandbox.Confinement
 }
 
-// Process tells what is known of the agent's process now; it asks nobody and never blocks. Ours.
+// Process tells what is known of the agent's process now, without asking it. Ours.
 func (a *Agent) Process() Process {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -292,7 +292,8 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // Start runs a stopped or failed agent again on its workspace and blocks as Run does. The model is
 // resolved anew, so a changed key or address takes effect, and a local runtime's program is read
-// again. On an agent that never ran, Start behaves as Run.
+// again. On an agent that never ran, Start behaves as Run. Errors are
+// those of Run.
 func (a *Agent) Start(ctx context.Context) error { return a.Run(ctx) }
 
 // Stop ends the runtime: SIGTERM, and after the grace of WithStopGrace SIGKILL to everything it ever started. It
