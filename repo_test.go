@@ -75,6 +75,7 @@ var imports = map[string]string{
 	"model":           "",
 	"loop":            "",
 	"loop/openai":     "loop",
+	"loop/anthropic":  "loop",
 	"registry":        "",
 	"sandbox":         "",
 	"proto":           "",

@@ -164,7 +164,7 @@ func newService(opts *Options, stopped context.Context) (*service, error) {
 	if ref == "" {
 		ref = def.config.Model
 	}
-	model, err := openModel(ref, lookup(opts.Environ))
+	model, err := openModel(ref, def.settings, lookup(opts.Environ))
 	if err != nil {
 		return nil, err
 	}

@@ -80,6 +80,12 @@ func TestWhatCannotBeServedIsRefusedWithTheReason(t *testing.T) {
 	yaml := func(text string) func(*agent) {
 		return func(a *agent) { a.write("etc/agent.yaml", text) }
 	}
+	claude := func(base, configs string) func(*agent) {
+		return func(a *agent) {
+			a.write("etc/agent.yaml", "id: x\nmodel: anthropic/claude-1\nconfigs:\n  "+configs+"\n")
+			a.opts.Environ = append(a.opts.Environ, "ANTHROPIC_API_BASE="+base, "ANTHROPIC_API_KEY="+modelKey)
+		}
+	}
 	for name, c := range map[string]struct {
 		spoil func(*agent)
 		want  string
@@ -92,7 +98,7 @@ func TestWhatCannotBeServedIsRefusedWithTheReason(t *testing.T) {
 		"strategy":         {config(`memory-strategy: forget`), "config memory-strategy: bad value \"forget\"; want slide or summarize"},
 		"odd strategy":     {config(`memory-strategy: forget`), `config memory-strategy: bad value "forget"`},
 		"memory tokens":    {config(`memory-max-tokens: "-5"`), "config memory-max-tokens:"},
-		"top-k":            {config(`top-k: "5"`), "config top-k:"},
+		"top-k":            {config(`top-k: "5"`), "config top-k: OpenAI Chat Completions has no such setting"},
 		"notes":            {config(`notes-max-count: "0"`), "config notes-max-count:"},
 		"notes section":    {config(`notes-prompt-section: inside`), "config notes-prompt-section:"},
 		"duration":         {config(`tool-timeout: "5"`), `config tool-timeout: bad value "5"; want a duration`},
@@ -118,13 +124,19 @@ func TestWhatCannotBeServedIsRefusedWithTheReason(t *testing.T) {
 		"tool no program": {func(a *agent) {
 			yaml("id: x\nmodel: test/m\ntools: [{name: plain, binary: " + a.root + "/etc/agent.yaml}]\n")(a)
 		}, "is not executable"},
-		"same tool twice": {yaml("id: x\nmodel: test/m\ntools: [{name: a.b, binary: /bin/sh}, {name: a_b, binary: /bin/sh}]\n"), "tool a_b: the model would know it as a_b, like tool a.b"},
-		"anthropic": {func(a *agent) {
-			a.opts.Model = "anthropic/claude"
-			a.opts.Environ = append(a.opts.Environ, "ANTHROPIC_API_BASE=http://127.0.0.1:1")
-		}, "speaks OpenAI Chat Completions only"},
-		"no root":      {func(a *agent) { a.opts.Root = "" }, "--root"},
-		"missing root": {func(a *agent) { a.opts.Root += "/gone" }, "no such file"},
+		"same tool twice":   {yaml("id: x\nmodel: test/m\ntools: [{name: a.b, binary: /bin/sh}, {name: a_b, binary: /bin/sh}]\n"), "tool a_b: the model would know it as a_b, like tool a.b"},
+		"anthropic's base":  {claude("http://127.0.0.1:1/v1", ""), "ends in /v1"},
+		"a penalty":         {claude("http://127.0.0.1:1", `presence-penalty: "1"`), "config presence-penalty: Anthropic Messages has no such setting"},
+		"another penalty":   {claude("http://127.0.0.1:1", `frequency-penalty: "1"`), "config frequency-penalty: Anthropic Messages has no such setting"},
+		"hot":               {claude("http://127.0.0.1:1", `temperature: "1.5"`), "config temperature: 1.5 is more than 1"},
+		"hot and thinking":  {claude("http://127.0.0.1:1", "temperature: \"0.5\"\n  thinking: adaptive"), "config temperature: only 1 goes with thinking"},
+		"top-k, thinking":   {claude("http://127.0.0.1:1", "top-k: \"5\"\n  thinking: \"1024\""), "config top-k: does not go with thinking"},
+		"top-p, thinking":   {claude("http://127.0.0.1:1", "top-p: \"0.5\"\n  thinking: \"1024\""), "config top-p: 0.5 is less than 0.95"},
+		"thinks too much":   {claude("http://127.0.0.1:1", `thinking: "4096"`), "config thinking: 4096 tokens are not below max-tokens, which is 4096"},
+		"thinks too little": {config(`thinking: "5"`), `config thinking: bad value "5"; want off, adaptive or a number of tokens from 1024`},
+		"thinking":          {config(`thinking: adaptive`), "config thinking: OpenAI Chat Completions has no such setting"},
+		"no root":           {func(a *agent) { a.opts.Root = "" }, "--root"},
+		"missing root":      {func(a *agent) { a.opts.Root += "/gone" }, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

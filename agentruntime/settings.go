@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/otters-sh/otters/loop"
+	"github.com/otters-sh/otters/loop/anthropic"
 )
 
 // defaultMaxMessages is the history window where memory-max-messages is not set.
@@ -32,6 +33,7 @@ type settings struct {
 	softTimeout   time.Duration // 0 is five sixths of timeout
 	toolTimeout   time.Duration
 	params        loop.Params
+	thinking      anthropic.Thinking
 }
 
 // readSettings takes every key of configs or says why it cannot. Errors wrap ErrConfig.
@@ -105,7 +107,9 @@ func (s *settings) set(key, value string) (err error) {
 	case "notes-max-count":
 		s.notes.count, err = integer(value, 1, maxNoteCount)
 	case "top-k":
-		err = fmt.Errorf("the model format of this version has no such setting; remove the key or use top-p")
+		s.params.TopK, err = wholeNumber(value, 1, 1<<20)
+	case "thinking":
+		s.thinking, err = thinking(value)
 	default:
 		err = fmt.Errorf("unknown key; known are %s", strings.Join(knownKeys, ", "))
 	}
@@ -116,7 +120,7 @@ func (s *settings) set(key, value string) (err error) {
 var knownKeys = []string{
 	"max-tokens", "max-iterations", "max-turn-tokens", "max-repeats", "object-tries", "prompt-budget", "turn-timeout", "turn-soft-timeout", "tool-timeout",
 	"tool-max-output", "memory-strategy", "memory-max-messages", "memory-max-tokens", "temperature",
-	"top-p", "presence-penalty", "frequency-penalty", "notes-prompt-section", "notes-max-bytes-per", "notes-max-count",
+	"top-p", "top-k", "thinking", "presence-penalty", "frequency-penalty", "notes-prompt-section", "notes-max-bytes-per", "notes-max-count",
 }
 
 func oneOf(value string, known ...string) error {
@@ -132,6 +136,26 @@ func integer(value string, low, high int) (int, error) {
 		return 0, fmt.Errorf("bad value %q; want a whole number from %d to %d", value, low, high)
 	}
 	return v, nil
+}
+
+func wholeNumber(value string, low, high int) (*int, error) {
+	v, err := integer(value, low, high)
+	return &v, err
+}
+
+// thinking takes off, adaptive, or a number of tokens.
+func thinking(value string) (anthropic.Thinking, error) {
+	switch value {
+	case "off":
+		return anthropic.ThinkingOff, nil
+	case "adaptive":
+		return anthropic.ThinkingAdaptive, nil
+	}
+	v, err := integer(value, anthropic.MinThinkingBudget, 1<<20)
+	if err != nil {
+		return 0, fmt.Errorf("bad value %q; want off, adaptive or a number of tokens from %d to %d", value, anthropic.MinThinkingBudget, 1<<20)
+	}
+	return anthropic.Thinking(v), nil
 }
 
 // duration takes 1s to 24h, written as Go writes durations.

@@ -108,14 +108,14 @@ func (rcv *receiver) take(d *Delta) error {
 	if !utf8.ValidString(d.Text) {
 		d.Text = strings.ToValidUTF8(d.Text, "\uFFFD")
 	}
-	if rcv.size += len(d.Text) + len(d.Name) + len(d.ID); rcv.size > maxAnswerBytes {
+	if rcv.size += len(d.Text) + len(d.Name) + len(d.ID) + len(d.Opaque); rcv.size > maxAnswerBytes {
 		return &CallError{Message: fmt.Sprintf("the model's answer is longer than %d bytes", maxAnswerBytes)}
 	}
 	switch d.Kind {
 	case DeltaText:
 		rcv.grow(KindText, d.Text)
 	case DeltaReasoning:
-		rcv.grow(KindReasoning, d.Text)
+		rcv.reason(d)
 	case DeltaCall:
 		return rcv.call(d)
 	case DeltaUsage:
@@ -137,6 +137,20 @@ func (rcv *receiver) grow(kind Kind, text string) {
 		rcv.parts = append(rcv.parts, &part{Part: Part{Kind: kind}})
 	}
 	rcv.parts[len(rcv.parts)-1].text.WriteString(text)
+}
+
+// reason appends to the reasoning at hand, which what is opaque ends.
+func (rcv *receiver) reason(d *Delta) {
+	if d.Text == "" && d.Opaque == "" {
+		return
+	}
+	n := len(rcv.parts)
+	if n == 0 || rcv.parts[n-1].Kind != KindReasoning || rcv.parts[n-1].Opaque != "" {
+		rcv.parts = append(rcv.parts, &part{Part: Part{Kind: KindReasoning}})
+		n++
+	}
+	rcv.parts[n-1].text.WriteString(d.Text)
+	rcv.parts[n-1].Opaque = d.Opaque
 }
 
 func (rcv *receiver) call(d *Delta) error {

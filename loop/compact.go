@@ -10,7 +10,7 @@ import (
 
 // overflowTexts are how providers without a code for it say that a prompt is too long.
 var overflowTexts = []string{
-	"maximum context length", "context length", "context window", "prompt is too long", "too many tokens", "input is too long",
+	"maximum context length", "context length", "context limit", "context window", "prompt is too long", "too many tokens", "input is too long",
 }
 
 // Overflowed tells whether err is a model's refusal of a prompt that is longer than its context.

@@ -77,6 +77,7 @@ type Call struct {
 type Params struct {
 	Temperature      *float64
 	TopP             *float64
+	TopK             *int
 	PresencePenalty  *float64
 	FrequencyPenalty *float64
 }
@@ -101,6 +102,7 @@ type DeltaKind int
 // The kinds of deltas.
 const (
 	DeltaText DeltaKind = iota
+	// DeltaReasoning is a piece of reasoning; one with Opaque is its last.
 	DeltaReasoning
 	// DeltaCall is a piece of the call number Index: ID and Name come once, Text is a piece of the
 	// arguments.
@@ -129,6 +131,7 @@ type Delta struct {
 	Text     string
 	Index    int
 	ID, Name string
+	Opaque   string
 	Usage    Usage
 	Finish   Finish
 }

@@ -52,6 +52,9 @@ type Part struct {
 	Args string `json:"args,omitempty"`
 	// Failed marks a result that is an error.
 	Failed bool `json:"failed,omitempty"`
+	// Opaque is what a provider wants back with its reasoning, such as a signature. Only the model client
+	// that gave it reads it.
+	Opaque string `json:"opaque,omitempty"`
 	// DurationMS is how long a call took, in milliseconds; on results.
 	DurationMS int64 `json:"duration_ms,omitempty"`
 }

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"iter"
 	"net/http"
-	"net/url"
-	"strings"
 	"time"
 
 	"github.com/openai/openai-go/v3"
@@ -17,17 +15,15 @@ import (
 	"github.com/openai/openai-go/v3/packages/ssestream"
 
 	"github.com/otters-sh/otters/loop"
+	"github.com/otters-sh/otters/loop/internal/endpoint"
 )
 
-// GatewayKeyPrefix starts the keys a gateway gives out. With such a key nothing is retried here: the
-// gateway retries, and counts.
-const GatewayKeyPrefix = "otr_"
-
-// maxRetries is what a client without a gateway in front of it does about 429 and 5xx.
-const maxRetries = 2
+// GatewayKeyPrefix starts the keys a gateway gives out. With such a key nothing is retried here: whoever
+// counts and decides is the gateway.
+const GatewayKeyPrefix = endpoint.GatewayKeyPrefix
 
 // DefaultIdleTimeout is long enough for a model that thinks in silence.
-const DefaultIdleTimeout = 5 * time.Minute
+const DefaultIdleTimeout = endpoint.DefaultIdleTimeout
 
 // Options say where a model is. BaseURL and Model are required.
 type Options struct {
@@ -49,6 +45,7 @@ type Options struct {
 // Model is a loop.Model. It is safe for use by several goroutines at once.
 type Model struct {
 	opts   Options
+	at     endpoint.Endpoint
 	client openai.Client
 }
 
@@ -62,38 +59,20 @@ var ErrOptions = errors.New("openai options")
 
 // New checks the options and makes a client. Nothing is dialled, and no environment variable is read.
 func New(opts Options) (*Model, error) {
-	u, err := url.Parse(opts.BaseURL)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("%w: base address is no URL", ErrOptions)
-	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
-		return nil, fmt.Errorf("%w: base address %q is no http or https URL", ErrOptions, u.Redacted())
-	case opts.Model == "":
-		return nil, fmt.Errorf("%w: no model named", ErrOptions)
-	case strings.ContainsAny(opts.APIKey, "\r\n\x00"):
-		return nil, fmt.Errorf("%w: the key holds a line break", ErrOptions)
-	}
-	if opts.IdleTimeout <= 0 {
-		opts.IdleTimeout = DefaultIdleTimeout
-	}
-	retries := maxRetries
-	if strings.HasPrefix(opts.APIKey, GatewayKeyPrefix) {
-		retries = 0
+	at := endpoint.Endpoint{BaseURL: opts.BaseURL, APIKey: opts.APIKey, Model: opts.Model, IdleTimeout: opts.IdleTimeout, Transport: opts.Transport}
+	if err := at.Check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOptions, err)
 	}
 	ropts := []option.RequestOption{
-		option.WithBaseURL(opts.BaseURL),
-		option.WithMaxRetries(retries),
-		option.WithHTTPClient(&http.Client{Transport: opts.Transport, CheckRedirect: refuseRedirect}),
+		option.WithBaseURL(at.BaseURL),
+		option.WithMaxRetries(at.Retries()),
+		option.WithHTTPClient(at.Client()),
 	}
-	if opts.APIKey != "" {
-		ropts = append(ropts, option.WithAPIKey(opts.APIKey))
+	if at.APIKey != "" {
+		ropts = append(ropts, option.WithAPIKey(at.APIKey))
 	}
-	return &Model{opts: opts, client: openai.Client{Options: ropts}}, nil
+	return &Model{opts: opts, at: at, client: openai.Client{Options: ropts}}, nil
 }
-
-var errRedirect = errors.New("the provider redirects, which would take the key elsewhere; set its final address")
-
-func refuseRedirect(*http.Request, []*http.Request) error { return errRedirect }
 
 // TakesObjects is loop.ObjectModel's. A server that does not know response_format says so when asked.
 func (m *Model) TakesObjects() bool { return true }
@@ -106,14 +85,11 @@ func (m *Model) Stream(ctx context.Context, req loop.Request) iter.Seq2[loop.Del
 	return func(yield func(loop.Delta, error) bool) {
 		params, err := m.params(req)
 		if err != nil {
-			yield(loop.Delta{}, &loop.CallError{Message: m.line("model " + m.opts.Model + ": " + err.Error()), Err: err})
+			yield(loop.Delta{}, m.at.Refused(err))
 			return
 		}
-		idle := &loop.CallError{Message: fmt.Sprintf("model %s: silent for longer than its limit of %s", m.opts.Model, m.opts.IdleTimeout)}
-		ctx, cancel := context.WithCancelCause(ctx)
-		timer := time.AfterFunc(m.opts.IdleTimeout, func() { cancel(idle) })
-		defer cancel(nil)
-		defer timer.Stop()
+		ctx, silence := m.at.Watch(ctx)
+		defer silence.Stop()
 
 		opts := make([]option.RequestOption, 0, len(req.Metadata))
 		for k, v := range req.Metadata {
@@ -123,25 +99,22 @@ func (m *Model) Stream(ctx context.Context, req loop.Request) iter.Seq2[loop.Del
 		err = m.client.Post(ctx, "chat/completions", params, &resp, append(opts, option.WithJSONSet("stream", true))...)
 		stream := ssestream.NewStream[chunk](ssestream.NewDecoder(resp), err)
 		defer stream.Close()
-		if !m.relay(stream, timer, yield) {
+		if !m.relay(stream, silence, yield) {
 			return
 		}
 		if err := stream.Err(); err != nil {
-			if errors.Is(context.Cause(ctx), idle) {
-				err = idle
-			}
-			yield(loop.Delta{}, m.explain(ctx, err))
+			yield(loop.Delta{}, m.explain(ctx, silence.Err(err)))
 		}
 	}
 }
 
 // relay yields what the stream brings and tells whether anyone still listens. Usage comes in a chunk
 // after the one that tells the finish, so the finish is held back until the stream ends.
-func (m *Model) relay(stream *ssestream.Stream[chunk], idle *time.Timer, yield func(loop.Delta, error) bool) bool {
+func (m *Model) relay(stream *ssestream.Stream[chunk], silence *endpoint.Silence, yield func(loop.Delta, error) bool) bool {
 	finish := loop.Delta{Kind: loop.DeltaFinish}
 	finished, refused := false, false
 	for stream.Next() {
-		idle.Reset(m.opts.IdleTimeout)
+		silence.Heard()
 		c := stream.Current()
 		if c.Usage != nil && !yield(c.Usage.delta(), nil) {
 			return false

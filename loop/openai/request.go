@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/openai/openai-go/v3"
@@ -23,6 +24,9 @@ func (m *Model) params(req loop.Request) (openai.ChatCompletionNewParams, error)
 		TopP:             opt(req.Params.TopP),
 		PresencePenalty:  opt(req.Params.PresencePenalty),
 		FrequencyPenalty: opt(req.Params.FrequencyPenalty),
+	}
+	if req.Params.TopK != nil {
+		return p, errors.New("the format has no top-k; leave it out")
 	}
 	if req.MaxTokens > 0 {
 		if m.opts.MaxCompletionTokens {
