@@ -224,6 +224,52 @@ func TestACutStreamHasNoFinish(t *testing.T) {
 	}
 }
 
+func TestWhatBreaksOffIsNotWhole(t *testing.T) {
+	t.Parallel()
+	whole := `event: message_start
+data: {"type":"message_start","message":{}}
+
+event: content_block_start
+data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"half"}}
+
+`
+	call := []modelserver.Call{{ID: "t1", Name: "one", Args: `{"say":"x"}`}}
+	for name, c := range map[string]struct {
+		answer modelserver.Answer
+		reason loop.Reason
+		says   string
+	}{
+		"the connection":     {modelserver.Answer{Text: "half", Abort: true}, loop.ModelError, "unexpected EOF"},
+		"behind a call":      {modelserver.Answer{Text: "half", Calls: call, Cut: true}, loop.ModelError, "before it was complete"},
+		"inside an event":    {modelserver.Answer{Raw: whole + "event: content_block_delta\ndata: {\"type"}, loop.ModelError, "before it was complete"},
+		"a page":             {modelserver.Answer{Raw: whole + "<html>gateway</html>\n\n"}, loop.ModelError, "before it was complete"},
+		"an event of no use": {modelserver.Answer{Raw: whole + "event: content_block_delta\ndata: []\n\n"}, loop.ModelError, "cannot be read"},
+		"its end is missing": {modelserver.Answer{Raw: whole + "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"}, loop.ModelError, "before it was complete"},
+		"a refusal":          {modelserver.Answer{Text: "half", Finish: "refusal"}, loop.ModelError, "withheld"},
+		"at its length":      {modelserver.Answer{Text: "half", Finish: "max_tokens"}, loop.MaxTokens, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, modelserver.Script(c.answer, modelserver.Answer{Text: "on"}))
+			l := loop.New(loop.Config{Model: open(t, anthropic.Options{BaseURL: s.Base}), Tools: []loop.Tool{echo{"one"}}})
+			out, err := l.Run(context.Background(), loop.Turn{Prompt: "go"})
+			if out.Reason != c.reason || out.Text != "half" || !out.Messages[1].Incomplete || len(out.Messages) != 2 {
+				t.Errorf("outcome %+v", out)
+			}
+			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("error %v, want %q", err, c.says)
+			}
+			// The next turn goes on from there.
+			if out, err := l.Run(context.Background(), loop.Turn{History: out.Messages, Prompt: "and?"}); err != nil || out.Text != "on" {
+				t.Errorf("the next turn: %+v, error %v", out, err)
+			}
+		})
+	}
+}
+
 func TestSilenceHasALimit(t *testing.T) {
 	t.Parallel()
 	s := serve(t, modelserver.Script(modelserver.Answer{Text: "x", Hold: make(chan struct{})}))
