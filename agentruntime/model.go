@@ -72,6 +72,8 @@ func (s settings) fit(provider string) error {
 		return fmt.Errorf("config thinking: %d tokens are not below max-tokens, which is %d", s.thinking, s.maxTokens)
 	case s.thinking == anthropic.ThinkingDefault || s.thinking == anthropic.ThinkingOff:
 		return nil
+	case s.maxTokens <= anthropic.MinThinkingBudget:
+		return fmt.Errorf("config thinking: max-tokens is %d; it must be above %d", s.maxTokens, anthropic.MinThinkingBudget)
 	case p.Temperature != nil && *p.Temperature != 1:
 		return fmt.Errorf("config temperature: only 1 goes with thinking; remove one of the two keys")
 	case p.TopK != nil:

@@ -133,6 +133,7 @@ func TestWhatCannotBeServedIsRefusedWithTheReason(t *testing.T) {
 		"top-k, thinking":   {claude("http://127.0.0.1:1", "top-k: \"5\"\n  thinking: \"1024\""), "config top-k: does not go with thinking"},
 		"top-p, thinking":   {claude("http://127.0.0.1:1", "top-p: \"0.5\"\n  thinking: \"1024\""), "config top-p: 0.5 is less than 0.95"},
 		"thinks too much":   {claude("http://127.0.0.1:1", `thinking: "4096"`), "config thinking: 4096 tokens are not below max-tokens, which is 4096"},
+		"no room to think":  {claude("http://127.0.0.1:1", "max-tokens: \"1024\"\n  thinking: adaptive"), "config thinking: max-tokens is 1024"},
 		"thinks too little": {config(`thinking: "5"`), `config thinking: bad value "5"; want off, adaptive or a number of tokens from 1024`},
 		"thinking":          {config(`thinking: adaptive`), "config thinking: OpenAI Chat Completions has no such setting"},
 		"no root":           {func(a *agent) { a.opts.Root = "" }, "--root"},

@@ -28,7 +28,8 @@ const GatewayKeyPrefix = endpoint.GatewayKeyPrefix
 const DefaultIdleTimeout = endpoint.DefaultIdleTimeout
 
 // Thinking says how a model thinks before it answers. A positive number is its budget in tokens, which
-// are part of an answer's MaxTokens; a request whose MaxTokens is not above the budget goes without.
+// are part of an answer's MaxTokens. A request whose MaxTokens is not above the budget, such as one for a
+// summary, goes without; so does an adaptive one that is not above MinThinkingBudget.
 type Thinking int
 
 // What Thinking can be beside a budget.

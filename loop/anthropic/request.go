@@ -69,7 +69,7 @@ func (m *Model) thinking(maxTokens int64) (p anthropic.ThinkingConfigParamUnion)
 	case t == ThinkingOff:
 		off := anthropic.NewThinkingConfigDisabledParam()
 		p.OfDisabled = &off
-	case t == ThinkingAdaptive:
+	case t == ThinkingAdaptive && maxTokens > MinThinkingBudget:
 		p.OfAdaptive = &anthropic.ThinkingConfigAdaptiveParam{Display: anthropic.ThinkingConfigAdaptiveDisplaySummarized}
 	case t > 0 && int64(t) < maxTokens:
 		p.OfEnabled = &anthropic.ThinkingConfigEnabledParam{BudgetTokens: int64(t)}

@@ -165,7 +165,8 @@ func TestThinkingIsAskedForAsItIsSet(t *testing.T) {
 	}{
 		{anthropic.ThinkingDefault, 9, nil},
 		{anthropic.ThinkingOff, 9, map[string]any{"type": "disabled"}},
-		{anthropic.ThinkingAdaptive, 9, map[string]any{"type": "adaptive", "display": "summarized"}},
+		{anthropic.ThinkingAdaptive, 1025, map[string]any{"type": "adaptive", "display": "summarized"}},
+		{anthropic.ThinkingAdaptive, 1024, nil},
 		{1024, 1025, map[string]any{"type": "enabled", "budget_tokens": 1024.0}},
 		{1024, 1024, nil}, // such as a summary
 	} {
