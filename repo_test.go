@@ -86,7 +86,7 @@ var imports = map[string]string{
 	"system":          "executor workspace sandbox agentoci model spec proto",
 	"gateway":         "model executor",
 	"egress":          "",
-	"daemon":          "agentoci agentruntime executor gateway loop model proto registry sandbox spec system workspace",
+	"daemon":          "agentoci agentruntime egress executor gateway loop model proto registry sandbox spec system workspace",
 	"client":          "proto internal/home",
 	"testdata/agents": "",
 
@@ -96,7 +96,7 @@ var imports = map[string]string{
 	"internal/rootfs":      "",
 	"internal/home":        "",
 	"internal/modelserver": "",
-	"internal/breakout":    "agentoci executor sandbox spec system",
+	"internal/breakout":    "agentoci egress executor sandbox spec system",
 	"internal/bench":       "agentoci client daemon executor gateway internal/modelserver loop model proto registry sandbox spec system workspace",
 
 	"cmd/otters":         "client proto spec internal/home testdata/agents",

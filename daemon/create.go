@@ -99,6 +99,13 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 		return err
 	}
 	opts := a.options()
+	allowNet, err := destinations(req)
+	if err != nil {
+		return err
+	}
+	if len(allowNet) > 0 {
+		opts = append(opts, system.WithAllowNet(allowNet))
+	}
 	if level := req.GetSandbox(); level != "" {
 		opts = append(opts, system.WithLevel(sandbox.Level(level)))
 	}
@@ -188,6 +195,9 @@ func checkCreate(req *daemonv1.CreateAgentRequest) error {
 	}
 	if err := limitsOf(req).Check(); err != nil {
 		return &failure{code: codes.InvalidArgument, err: err}
+	}
+	if _, err := destinations(req); err != nil {
+		return err
 	}
 	if p := req.GetRuntimePath(); p != "" {
 		return checkRuntimePath(p)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/otters-sh/otters/agentoci"
+	"github.com/otters-sh/otters/egress"
 	"github.com/otters-sh/otters/gateway"
 	"github.com/otters-sh/otters/internal/gate"
 	"github.com/otters-sh/otters/internal/rootfs"
@@ -52,6 +53,8 @@ type Config struct {
 
 	// backoff replaces the pauses between restarts in tests.
 	backoff backoff
+	// resolver replaces the system's for what agents reach.
+	resolver egress.Resolver
 }
 
 // Daemon is an open home with its agents. Open makes one, Serve answers calls, Close lets go.
@@ -162,6 +165,7 @@ func (d *Daemon) supervise(ctx context.Context, cfg Config, set settings, provid
 		home: d.home, db: d.db, images: d.images, provider: provider, settings: set, logger: d.logger,
 		backoff: cfg.backoff,
 		gateway: gateway.New(gateway.Options{Providers: providers, Logger: d.logger}),
+		egress:  egress.New(egress.Options{Resolver: cfg.resolver, Reporter: connectionLog{d.logger}, Logger: d.logger}),
 		starts:  newStartQueue(set.maxStarts), over: over, letGo: letGo,
 		closing: make(chan struct{}), agents: make(map[uuid.UUID]*supervised), names: make(map[string]bool),
 	}

@@ -224,6 +224,7 @@ func (a *supervised) describe(ctx context.Context) *daemonv1.Agent {
 		LogFile:       a.sup.logPath(a.id),
 		StopTimeoutMs: a.stopTimeout().Milliseconds(),
 		Restart:       a.policy.String(), LastFailure: a.restartsNow().last,
+		AllowNet: p.AllowNet,
 	}
 	for _, l := range p.Confinement.Limits {
 		out.Limits = append(out.Limits, &daemonv1.Limit{Name: l.Name, Value: l.Value, Mechanism: l.Mechanism})

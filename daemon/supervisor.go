@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/otters-sh/otters/egress"
 	"github.com/otters-sh/otters/executor"
 	"github.com/otters-sh/otters/gateway"
 	"github.com/otters-sh/otters/system"
@@ -28,6 +29,7 @@ type supervisor struct {
 	db       *database
 	images   *imageRegistry
 	gateway  *gateway.Gateway
+	egress   *egress.Proxy
 	provider *system.Provider
 	settings settings
 	backoff  backoff
@@ -108,7 +110,7 @@ func (a *supervised) adopt(unit executor.Agent) {
 
 // options are what the executor needs of the daemon for one agent, at create and at load.
 func (a *supervised) options() []system.AgentOption {
-	return []system.AgentOption{system.WithModelResolver(a.door.resolve), system.WithGateway(a.door.accept)}
+	return []system.AgentOption{system.WithModelResolver(a.door.resolve), system.WithGateway(a.door.accept), system.WithEgress(a.acceptProxy)}
 }
 
 // load restores every agent of the database and takes those over that run.
@@ -301,6 +303,7 @@ func (s *supervisor) countRunning() int {
 func (s *supervisor) close(ctx context.Context) error {
 	close(s.closing)
 	s.letGo()
+	s.egress.Close()
 	err := s.gateway.Close(ctx)
 	err = errors.Join(err, s.provider.Close())
 	finished := make(chan struct{})

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -57,6 +58,8 @@ type Agent struct {
 	stdout        io.Writer
 	stderr        io.Writer
 	gateway       func(net.Listener)
+	allowNet      []string
+	egress        func(Egress, net.Listener)
 	level         sandbox.Level
 	hostFS        billy.Filesystem
 	grace         time.Duration
@@ -82,18 +85,23 @@ type Agent struct {
 	fs         billy.Filesystem
 	handle     *handle
 	// blank tells that the folders of an empty tree are there.
-	blank      bool
-	runtime    *executor.Runtime
-	prepErr    error
-	creds      credentials
-	inherit    bool
-	listener   net.Listener
-	gatewayLn  net.Listener
+	blank    bool
+	runtime  *executor.Runtime
+	prepErr  error
+	creds    credentials
+	inherit  bool
+	listener net.Listener
+	// open are the listeners of outlets, by name.
+	open       map[string]net.Listener
 	serveToken string
-	run        *activeRun
-	conn       *grpc.ClientConn
-	lastExit   *sandbox.Exit
-	removed    bool
+	// proxyToken is what the next runtime presents to the proxy.
+	proxyToken string
+	// authorities tells that they are in the tree.
+	authorities bool
+	run         *activeRun
+	conn        *grpc.ClientConn
+	lastExit    *sandbox.Exit
+	removed     bool
 	// unseen tells that Load found the agent and nobody has looked yet whether it runs.
 	unseen bool
 }
@@ -215,6 +223,8 @@ type Process struct {
 	LastExit *sandbox.Exit
 	// Confinement is what is in force, or would be at the next start.
 	Confinement sandbox.Confinement
+	// AllowNet are the destinations that a proxy opens to it.
+	AllowNet []string
 }
 
 // Process tells what is known of the agent's process now, without asking it. Ours.
@@ -222,7 +232,8 @@ func (a *Agent) Process() Process {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := Process{UID: a.user(), LastExit: a.lastExit}
-	p.Confinement = a.expected()
+	p.Confinement = a.withDestinations(a.expected())
+	p.AllowNet = slices.Clone(a.allowNet)
 	if a.run == nil || a.run.proc == nil {
 		return p
 	}
@@ -233,7 +244,7 @@ func (a *Agent) Process() Process {
 	}
 	if ok {
 		p.PID, p.MonitorPID, p.StartedAt = m.PID(), m.MonitorPID(), m.StartedAt()
-		p.Confinement = m.Confinement()
+		p.Confinement = a.withDestinations(m.Confinement())
 	}
 	return p
 }
@@ -397,7 +408,7 @@ func (a *Agent) Remove(ctx context.Context) error {
 	}
 	a.dropListener()
 	a.closeConn()
-	a.closeGateway()
+	a.closeOutlets()
 	if a.provider != nil {
 		a.provider.release(a)
 	}

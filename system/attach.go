@@ -71,7 +71,7 @@ func (a *Agent) Attach(ctx context.Context) (bool, error) {
 	}
 	if err := a.regain(ctx, proc); err != nil {
 		err = errors.Join(err, proc.Close())
-		a.closeGateway()
+		a.closeOutlets()
 		a.end(r)
 		return false, fmt.Errorf("attach agent %s: %w", a.id, err)
 	}
@@ -117,18 +117,20 @@ func (a *Agent) regain(ctx context.Context, proc *sandbox.Process) error {
 	if err != nil {
 		return fmt.Errorf("runtime's listener: %w", err)
 	}
-	gateway, err := asListener(files[gatewayFile])
-	if err != nil {
-		if runtime != nil {
-			_ = runtime.Close()
-		}
-		return fmt.Errorf("gateway's listener: %w", err)
-	}
 	a.mu.Lock()
-	a.listener, a.gatewayLn = runtime, gateway
+	a.listener = runtime
 	a.mu.Unlock()
-	if gateway != nil && a.gateway != nil {
-		a.gateway(gateway)
+	for _, o := range a.outlets() {
+		ln, err := asListener(files[o.name])
+		if err != nil {
+			a.dropListener()
+			return fmt.Errorf("listener %s: %w", o.name, err)
+		}
+		// A monitor of before the agent had it has none.
+		if ln != nil {
+			a.keep(o.name, ln)
+			o.accept(ln)
+		}
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package system
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -10,7 +9,6 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
-	"sync"
 
 	"github.com/go-git/go-billy/v5"
 
@@ -18,9 +16,6 @@ import (
 	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/workspace"
 )
-
-// gatewayPort is where an agent at level strict finds its gateway, on a loopback of its own.
-const gatewayPort = 5528
 
 // view is the tree as the agent sees it at the level it has.
 func (a *Agent) view() executor.WorkspaceView {
@@ -148,96 +143,6 @@ func (a *Agent) stored(name string) (string, error) {
 		return "", errors.New("it is not a link into the program store")
 	}
 	return target, nil
-}
-
-// lateListener stands for a listener that is only there once the runtime's namespace is. Accept
-// waits for it.
-type lateListener struct {
-	addr net.Addr
-	set  chan struct{}
-	gone chan struct{}
-	once sync.Once
-
-	mu   sync.Mutex
-	real net.Listener
-}
-
-func newLateListener() *lateListener {
-	return &lateListener{
-		addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: gatewayPort},
-		set:  make(chan struct{}), gone: make(chan struct{}),
-	}
-}
-
-// found hands the listener over.
-func (l *lateListener) found(ln net.Listener) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	select {
-	case <-l.gone:
-		_ = ln.Close()
-	default:
-		l.real = ln
-		close(l.set)
-	}
-}
-
-// Accept waits for the listener and then for a connection.
-func (l *lateListener) Accept() (net.Conn, error) {
-	select {
-	case <-l.set:
-		return l.real.Accept()
-	case <-l.gone:
-		return nil, net.ErrClosed
-	}
-}
-
-// Close ends Accept.
-func (l *lateListener) Close() error {
-	err := net.ErrClosed
-	l.once.Do(func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		close(l.gone)
-		if err = nil; l.real != nil {
-			err = l.real.Close()
-		}
-	})
-	return err
-}
-
-// Addr is the address as the agent sees it.
-func (l *lateListener) Addr() net.Addr { return l.addr }
-
-// deliverGateway hands the listener that the monitor has opened inside to whoever serves it.
-func (a *Agent) deliverGateway(ctx context.Context, proc *sandbox.Process) error {
-	a.mu.Lock()
-	late, ok := a.gatewayLn.(*lateListener)
-	a.mu.Unlock()
-	if !ok {
-		return nil
-	}
-	files, err := proc.Files(ctx)
-	if errors.Is(err, sandbox.ErrNotRunning) {
-		return nil // the runtime has ended already, and its exit tells why
-	}
-	if err != nil {
-		return fmt.Errorf("gateway: %w", err)
-	}
-	defer func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}()
-	ln, err := asListener(files[gatewayFile])
-	if err == nil && ln == nil {
-		err = errors.New("the monitor has no listener")
-	}
-	if err != nil {
-		return fmt.Errorf("gateway: %w", err)
-	}
-	late.found(ln)
-	return nil
 }
 
 // portOf is the port of the address that a runtime binds itself.

@@ -39,7 +39,23 @@ func RuntimeEnv(rt *executor.Runtime, root, apiURL, apiKey string, more ...strin
 			env = append(env, "RUNTIME_"+strings.ToUpper(strings.ReplaceAll(c.Key, "-", "_"))+"="+*c.Value)
 		}
 	}
-	return append(env, declaredEnv(rt)...)
+	return lastWins(append(env, declaredEnv(rt)...))
+}
+
+// lastWins keeps the last of each name: programs look at the first that they find.
+func lastWins(env []string) []string {
+	at := make(map[string]int, len(env))
+	out := env[:0]
+	for _, kv := range env {
+		name, _, _ := strings.Cut(kv, "=")
+		if i, ok := at[name]; ok {
+			out[i] = kv
+			continue
+		}
+		at[name] = len(out)
+		out = append(out, kv)
+	}
+	return out
 }
 
 // ToolEnv is the environment of a BIN of the agent rt, which sees its tree at root: the folders of the tree

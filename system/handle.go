@@ -54,6 +54,9 @@ type handle struct {
 	UID int `json:"uid"`
 	// Sandbox is the level asked for by name; empty is the provider's.
 	Sandbox sandbox.Level `json:"sandbox,omitempty"`
+	// AllowNet are the destinations of its proxy, ProxyHash that of what its runtime presents there.
+	AllowNet  []string `json:"allow_net,omitempty"`
+	ProxyHash []byte   `json:"proxy_hash,omitempty"`
 	// Prepared tells that the tree is complete; the fields below are then set.
 	Prepared bool `json:"prepared,omitempty"`
 	// Inherit tells that the runtime takes its listener by descriptor.
@@ -190,7 +193,7 @@ func (a *Agent) fillHandle(rec *spec.Agentfile) {
 		ms := a.grace.Milliseconds()
 		h.StopGraceMs = &ms
 	}
-	h.Sandbox = a.level
+	h.Sandbox, h.AllowNet = a.level, a.allowNet
 	if l := a.limits; l != (sandbox.Limits{}) {
 		h.Limits = &limits{Memory: l.Memory, CPU: l.CPU, PIDs: l.PIDs}
 	}
@@ -208,6 +211,9 @@ func (h *handle) options(s *sealer) ([]AgentOption, error) {
 		return nil, err
 	}
 	opts := []AgentOption{WithAddr(h.Addr), WithImageRef(h.ImageRef), WithMounts(h.Mounts), WithCapabilities(h.Capabilities), WithDaemonURL(h.DaemonURL), WithAgentToken(token)}
+	if len(h.AllowNet) > 0 {
+		opts = append(opts, WithAllowNet(h.AllowNet))
+	}
 	if h.Sandbox != "" {
 		opts = append(opts, WithLevel(h.Sandbox))
 	}

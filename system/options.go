@@ -251,6 +251,28 @@ func WithGateway(accept func(net.Listener)) AgentOption {
 	return func(a *Agent) { a.gateway = accept }
 }
 
+// WithAllowNet opens destinations to the agent through a proxy that whoever is named by WithEgress
+// serves: host[:port] as that reads them. They are kept in the agent's handle. Ours.
+func WithAllowNet(destinations []string) AgentOption {
+	return func(a *Agent) { a.allowNet = append([]string(nil), destinations...) }
+}
+
+// Egress is what a proxy serves an agent with.
+type Egress struct {
+	// Destinations are those of WithAllowNet.
+	Destinations []string
+	// TokenHash is gate.TokenHash of the password that the agent presents, for the user "agent".
+	TokenHash [32]byte
+}
+
+// WithEgress hands up the listener that the agent's proxy is served on, an HTTP proxy with
+// CONNECT, where WithAllowNet names destinations: before each start, and when a running agent is
+// taken over. The runtime finds it in HTTP_PROXY and HTTPS_PROXY; a BIN that is run by Exec does
+// not. accept must not block; the agent closes the listener when the runtime has exited. Ours.
+func WithEgress(accept func(Egress, net.Listener)) AgentOption {
+	return func(a *Agent) { a.egress = accept }
+}
+
 // WithStopGrace sets how long the runtime has to exit after SIGTERM before everything it started is
 // killed; the default is ten seconds, and 0 kills at once. It is kept in the agent's handle. Ours.
 func WithStopGrace(grace time.Duration) AgentOption {

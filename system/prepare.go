@@ -39,7 +39,7 @@ func (a *Agent) Prepare(ctx context.Context) error {
 	case done || err != nil:
 		return err
 	}
-	if err = a.openGateway(); err == nil {
+	if err = a.openOutlets(); err == nil {
 		err = a.materialize(ctx)
 	}
 	if err == nil {
@@ -121,7 +121,7 @@ func (a *Agent) newMaterializer() (*materializer, error) {
 
 func (a *Agent) confinementDoc() workspace.Confinement {
 	c := a.Process().Confinement
-	return workspace.Confinement{Level: string(c.Level), Enforced: c.Enforced, Open: c.Open}
+	return workspace.Confinement{Level: string(c.Level), Enforced: c.Enforced, Open: c.Open, Destinations: a.allowNet}
 }
 
 // adopt puts the finished tree in its place.

@@ -238,6 +238,9 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 	if err := a.checkLimits(); err != nil {
 		return nil, err
 	}
+	if err := a.checkAllowNet(); err != nil {
+		return nil, err
+	}
 	if err := p.claim(a); err != nil {
 		return nil, err
 	}

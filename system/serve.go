@@ -24,6 +24,7 @@ const (
 	runtimeFile    = "runtime"
 	serveTokenFile = "serve-token"
 	gatewayFile    = "gateway"
+	proxyFile      = "proxy"
 )
 
 // process is a runtime that was started: *sandbox.Process, or a spawned one.
@@ -47,7 +48,7 @@ func (a *Agent) serve(outer, ctx context.Context, r *activeRun) error {
 	if err == nil {
 		return a.watch(outer, ctx, r)
 	}
-	a.closeGateway()
+	a.closeOutlets()
 	if ctx.Err() != nil {
 		a.tracker.SetUnless(executor.StatusStopped, executor.StatusFailed)
 		return outer.Err()
@@ -76,7 +77,7 @@ func (a *Agent) enter() {
 
 // bringUp makes everything a start needs and starts the runtime.
 func (a *Agent) bringUp(ctx context.Context, r *activeRun) error {
-	if err := a.openGateway(); err != nil {
+	if err := a.openOutlets(); err != nil {
 		return err
 	}
 	if a.Runtime() != nil {
@@ -84,6 +85,9 @@ func (a *Agent) bringUp(ctx context.Context, r *activeRun) error {
 			return err
 		}
 	} else if err := a.Prepare(ctx); err != nil {
+		return err
+	}
+	if err := a.placeAuthorities(); err != nil {
 		return err
 	}
 	a.tracker.Set(executor.StatusStarting)
@@ -112,7 +116,7 @@ func (a *Agent) watch(outer, ctx context.Context, r *activeRun) error {
 	select {
 	case <-r.proc.Done():
 	case <-r.letGo:
-		a.closeGateway()
+		a.closeOutlets()
 		if err := r.proc.Close(); err != nil {
 			return errors.Join(ErrDetached, err)
 		}
@@ -129,7 +133,7 @@ func (a *Agent) watch(outer, ctx context.Context, r *activeRun) error {
 		err := r.proc.Stop(stopCtx, grace)
 		cancel()
 		if err != nil {
-			a.closeGateway()
+			a.closeOutlets()
 			a.tracker.SetFailure(executor.FailureCrashed)
 			return fmt.Errorf("stop runtime: %w", err)
 		}
@@ -140,7 +144,7 @@ func (a *Agent) watch(outer, ctx context.Context, r *activeRun) error {
 
 // finish gives the exit its status.
 func (a *Agent) finish(outer context.Context, asked bool, r *activeRun) error {
-	a.closeGateway()
+	a.closeOutlets()
 	exit := r.proc.Exit()
 	_ = r.proc.Close()
 	a.mu.Lock()
@@ -174,42 +178,6 @@ func exitError(e sandbox.Exit) error {
 		how += ": " + strings.TrimSpace(e.Stderr[n-1])
 	}
 	return fmt.Errorf("%w: %s", ErrCrashed, how)
-}
-
-// openGateway reserves the address of the agent's model endpoint and hands the listener up, ahead
-// of the model resolver, which answers that address.
-func (a *Agent) openGateway() error {
-	if a.gateway == nil || !a.monitored {
-		return nil
-	}
-	a.mu.Lock()
-	have := a.gatewayLn != nil
-	a.mu.Unlock()
-	if have {
-		return nil
-	}
-	var ln net.Listener = newLateListener()
-	if a.sandboxLevel() != sandbox.Strict {
-		var err error
-		if ln, err = (loopback{}).ReserveListener(); err != nil {
-			return fmt.Errorf("gateway: %w", err)
-		}
-	}
-	a.mu.Lock()
-	a.gatewayLn = ln
-	a.mu.Unlock()
-	a.gateway(ln)
-	return nil
-}
-
-func (a *Agent) closeGateway() {
-	a.mu.Lock()
-	ln := a.gatewayLn
-	a.gatewayLn = nil
-	a.mu.Unlock()
-	if ln != nil {
-		_ = ln.Close()
-	}
 }
 
 // reserve keeps the agent's address, the one it had before where there is one. When that has been
@@ -292,7 +260,7 @@ func (a *Agent) launchMonitored(ctx context.Context) (process, error) {
 		outputs.wait()
 		return nil, fmt.Errorf("start runtime: %w", err)
 	}
-	if err := a.deliverGateway(ctx, proc); err != nil {
+	if err := a.deliverOutlets(ctx, proc); err != nil {
 		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*stopGrace)
 		defer cancel()
 		return nil, errors.Join(err, proc.Stop(stopCtx, 0), proc.Close())
@@ -307,21 +275,10 @@ func (a *Agent) launchMonitored(ctx context.Context) (process, error) {
 // them, and what the monitor holds for whoever takes the agent over.
 func (a *Agent) handDown(s *sandbox.Spec, files *openFiles) error {
 	a.mu.Lock()
-	inherit, ln, gateway := a.inherit, a.listener, a.gatewayLn
+	inherit, ln := a.inherit, a.listener
 	a.mu.Unlock()
-	if _, late := gateway.(*lateListener); late {
-		s.Listen = append(s.Listen, sandbox.Listen{Name: gatewayFile, Port: gatewayPort})
-	} else if gateway != nil {
-		f, err := files.add(listenerFile(gateway))
-		if err != nil {
-			return fmt.Errorf("gateway: %w", err)
-		}
-		s.Held = append(s.Held, sandbox.File{Name: gatewayFile, File: f})
-		port, err := portOf(gateway.Addr().String())
-		if err != nil {
-			return fmt.Errorf("gateway: %w", err)
-		}
-		s.Ports = append(s.Ports, port)
+	if err := a.handDownOutlets(s, files); err != nil {
+		return err
 	}
 	if !inherit || ln == nil {
 		a.setServeToken("")
@@ -447,9 +404,9 @@ func (a *Agent) args() []string { return RuntimeArgs(a.runtime, a.view().Root, a
 
 // env is the runtime's whole environment but for its descriptors; the caller holds mu.
 func (a *Agent) env() []string {
-	var daemon []string
+	more := a.proxyEnv()
 	if a.daemonURL != "" && a.agentToken != "" {
-		daemon = []string{"OTTERSD_URL=" + a.daemonURL, "OTTERS_AGENT_TOKEN=" + a.agentToken}
+		more = append(more, "OTTERSD_URL="+a.daemonURL, "OTTERS_AGENT_TOKEN="+a.agentToken)
 	}
-	return RuntimeEnv(a.runtime, a.view().Root, a.creds.apiURL, a.creds.apiKey, daemon...)
+	return RuntimeEnv(a.runtime, a.view().Root, a.creds.apiURL, a.creds.apiKey, more...)
 }

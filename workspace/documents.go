@@ -27,6 +27,8 @@ type Confinement struct {
 	// Enforced and Open are sentences: what is enforced, and what is not.
 	Enforced []string
 	Open     []string
+	// Destinations are what a proxy opens of the network.
+	Destinations []string
 }
 
 // AgentDocument is AGENT.md: who the agent is and what it has. view tells where things are as the
@@ -85,6 +87,13 @@ func WorkspaceDocument(view View, conf Confinement) []byte {
 	item(&b, path.Join(view.Root, VarLibDir), "state of programs")
 	if view.Isolated {
 		b.WriteString("\nYou see nothing of the host but these folders and your mounts.\n")
+	}
+	section(&b, "Network", len(conf.Destinations))
+	if len(conf.Destinations) > 0 {
+		b.WriteString("A proxy opens these destinations and no others, on ports 80 and 443 where none is named. It is in\nHTTP_PROXY and HTTPS_PROXY, with its credential; programs that read these variables use it.\n\n")
+	}
+	for _, d := range conf.Destinations {
+		item(&b, d, "")
 	}
 	if conf.Level != "" {
 		fmt.Fprintf(&b, "\n## Confinement\n\nThe sandbox level is %s.\n", conf.Level)

@@ -169,7 +169,28 @@ func socketAttacks() []attack {
 			}
 			return heard(fd, err, t, false)
 		}},
+		{id: "proxy", name: "use a proxy, having no destinations", covers: "N1 N4", needs: []string{"tcp4"}, twin: "gateway", run: func(t targets) result {
+			return throughProxy(t, "127.0.0.1:5529")
+		}},
+		{id: "other-proxy", name: "use another agent's proxy", covers: "N9", needs: []string{"tcp4", "tcp.otherproxy"}, twin: "gateway", run: func(t targets) result {
+			return throughProxy(t, t["tcp.otherproxy"])
+		}},
 	}, familyAttacks()...)
+}
+
+// throughProxy asks a proxy for a tunnel, without a credential and with one that it makes up.
+func throughProxy(t targets, address string) result {
+	var last result
+	for _, credential := range []string{"", "Proxy-Authorization: Basic YWdlbnQ6b3RyXw==\r\n"} { // agent:otr_
+		fd, err := dial(unix.SOCK_STREAM, 0, address)
+		if err == nil {
+			_, err = unix.Write(fd, []byte("CONNECT "+t["tcp4"]+" HTTP/1.1\r\nHost: "+t["tcp4"]+"\r\n"+credential+"\r\n"))
+		}
+		if last = heard(fd, err, t, false); last.Outcome == outcomeSucceeded {
+			return last
+		}
+	}
+	return last
 }
 
 // route asks the kernel for a way to an address that belongs to nobody. Nothing is sent.

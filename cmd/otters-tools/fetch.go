@@ -188,6 +188,12 @@ func (q *request) run(ctx context.Context, target *url.URL) error {
 		return err
 	}
 	defer answer.Body.Close()
+	proxied := os.Getenv("HTTP_PROXY")+os.Getenv("HTTPS_PROXY") != ""
+	if proxied && answer.Request.URL.Scheme == "http" && answer.StatusCode >= 400 {
+		if err := refusedByProxy(answer); err != nil {
+			return err
+		}
+	}
 	if err := q.take(answer); err != nil {
 		return err
 	}
@@ -205,7 +211,7 @@ func (q *request) client() (*http.Client, error) {
 	}
 	return &http.Client{
 		Transport: &http.Transport{
-			Proxy: proxy, MaxResponseHeaderBytes: maxHeaderBytes, ForceAttemptHTTP2: true,
+			Proxy: proxy, OnProxyConnectResponse: tunnelRefused, MaxResponseHeaderBytes: maxHeaderBytes, ForceAttemptHTTP2: true,
 			DialContext: (&net.Dialer{Timeout: maxSeconds * time.Second}).DialContext,
 		},
 		CheckRedirect: func(next *http.Request, before []*http.Request) error {
@@ -227,32 +233,6 @@ func (q *request) client() (*http.Client, error) {
 			return nil
 		},
 	}, nil
-}
-
-// proxyOf returns which proxy a request goes through: HTTP_PROXY, HTTPS_PROXY for https, either for
-// both when the other is not set. There are no exceptions, not for loopback either.
-func proxyOf(getenv func(string) string) (func(*http.Request) (*url.URL, error), error) {
-	proxies := map[string]*url.URL{}
-	for scheme, name := range map[string]string{"http": "HTTP_PROXY", "https": "HTTPS_PROXY"} {
-		text := getenv(name)
-		if text == "" {
-			continue
-		}
-		u, err := url.Parse(text)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return nil, fmt.Errorf("%s: want a URL that starts with http:// or https://", name)
-		}
-		proxies[scheme] = u
-	}
-	if len(proxies) == 0 {
-		return nil, nil
-	}
-	for _, pair := range [][2]string{{"http", "https"}, {"https", "http"}} {
-		if proxies[pair[0]] == nil {
-			proxies[pair[0]] = proxies[pair[1]]
-		}
-	}
-	return func(r *http.Request) (*url.URL, error) { return proxies[r.URL.Scheme], nil }, nil
 }
 
 // take prints or saves the answer. What is too long is not saved.

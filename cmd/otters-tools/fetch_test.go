@@ -135,8 +135,15 @@ func TestFetchGoesThroughTheProxyAlone(t *testing.T) {
 	defer server.Close()
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodConnect {
+			if r.Host == "localhost:2" {
+				w.Header().Set("Proxy-Status", `p; error=http_request_denied; details="\"localhost\" is not named"; x="y"`)
+			}
 			http.Error(w, "no tunnels", http.StatusForbidden)
 			return
+		}
+		if r.URL.Host == "localhost:2" {
+			w.Header().Set("Proxy-Status", `p; error=http_request_denied; details="not named"`)
+			w.WriteHeader(http.StatusForbidden)
 		}
 		fmt.Fprintln(w, "proxied", r.URL.Host != "")
 	}))
@@ -152,6 +159,8 @@ func TestFetchGoesThroughTheProxyAlone(t *testing.T) {
 		{set("HTTPS_PROXY", proxy.URL), server.URL + "/hello", result{"proxied true\n", "", 0}},
 		{set("HTTPS_PROXY", proxy.URL), "https://localhost:1/x", result{"", "fetch: https://localhost:1/x: Forbidden\n", 1}},
 		{set("HTTP_PROXY", proxy.URL), "https://localhost:1/x", result{"", "fetch: https://localhost:1/x: Forbidden\n", 1}},
+		{set("HTTP_PROXY", proxy.URL), "https://localhost:2/x", result{"", "fetch: https://localhost:2/x: refused by the proxy: \"localhost\" is not named\n", 1}},
+		{set("HTTP_PROXY", proxy.URL), "http://localhost:2/x", result{"", "fetch: http://localhost:2/x: refused by the proxy: not named\n", 1}},
 		{set("HTTP_PROXY", "socks5://localhost:1"), server.URL + "/hello", result{"", "fetch: " + server.URL + "/hello: HTTP_PROXY: want a URL that starts with http:// or https://\n", 1}},
 	}
 	for _, tt := range tests {

@@ -89,6 +89,7 @@ Prints the agent's name, id and status on one line. An agent that does not get r
 	cmd.Flags().DurationVar(&grace, "stop-timeout", 10*time.Second, "`time` to exit after SIGTERM before everything the agent started is killed")
 	limits.add(cmd)
 	cmd.Flags().StringArrayVarP(&volumes, "volume", "v", nil, "show the agent a path of the host: `HOST:TARGET[:DESC][:ro]`; may be given several times")
+	cmd.Flags().StringArrayVar(&req.AllowNet, "allow-net", nil, "let the agent reach `HOST[:PORT]` through a proxy; *.NAME is every name below one, no port is 80 and 443; may be given several times")
 	cmd.Flags().StringArrayVar(&configs, "config", nil, "setting `K=V` in place of the image's CONFIG; may be given several times")
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait until the agent is ready")
 	return cmd

@@ -79,6 +79,7 @@ func describe(a *daemonv1.Agent) []pair {
 		volumes = append(volumes, shown(m))
 	}
 	out = append(out, list("mounts", volumes)...)
+	out = append(out, list("network", a.GetAllowNet())...)
 	out = append(out, list("tools", tools)...)
 	out = append(out, list("variables", a.GetEnvs())...)
 	out = append(out, list("config", configs)...)

@@ -112,6 +112,8 @@ type agentJSON struct {
 	// Mounts are as -v has them: HOST:TARGET[:DESC][:ro].
 	Mounts []string    `json:"mounts"`
 	Limits []limitJSON `json:"limits"`
+	// AllowNet are the destinations that a proxy opens.
+	AllowNet []string `json:"allow_net"`
 }
 
 func newAgentJSON(a *daemonv1.Agent) agentJSON {
@@ -123,6 +125,7 @@ func newAgentJSON(a *daemonv1.Agent) agentJSON {
 		Mounts: []string{}, Limits: []limitJSON{}, Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
 		ServeTokenChecked: a.GetServeTokenChecked(), LogFile: a.GetLogFile(),
 		Restart: a.GetRestart(), LastFailure: a.GetLastFailure(), StopTimeoutMs: a.GetStopTimeoutMs(),
+		AllowNet: notNil(a.GetAllowNet()),
 	}
 	if out.Configs == nil {
 		out.Configs = map[string]string{}

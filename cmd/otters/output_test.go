@@ -30,7 +30,7 @@ func someAgent() *daemonv1.Agent {
 			Status: "failed", Reason: "crashed", Message: "the runtime ended with code 1",
 			CreatedAtMs: 1_700_000_000_123, StartedAtMs: 1_700_000_001_000, Attempts: 2,
 		},
-		Restart: "on-failure:3", LastFailure: "crashed: exit code 1", StopTimeoutMs: 1500,
+		Restart: "on-failure:3", LastFailure: "crashed: exit code 1", StopTimeoutMs: 1500, AllowNet: []string{"example.com", "10.0.0.1:8080"},
 		Mounts: []*daemonv1.Mount{{Host: "/srv/a", Target: "workspace/a", Description: "my files", ReadOnly: true}},
 		Limits: []*daemonv1.Limit{{Name: "memory", Value: 1536 << 20, Mechanism: "cgroup v2"}, {Name: "cpus", Value: 1500, Mechanism: "cgroup v2"}, {Name: "pids", Value: 64, Mechanism: "rlimit"}},
 		Root:   "/o/agents/1/root", Address: "127.0.0.1:4000", Pid: 12, MonitorPid: 11, Uid: 231000,
@@ -99,6 +99,8 @@ limit         memory 1536m  cgroup v2
               cpus 1.5  cgroup v2
               pids 64  rlimit
 mounts        /srv/a:workspace/a:my files:ro
+network       example.com
+              10.0.0.1:8080
 tools         jq  reads JSON
 variables     LANG
 config        a=b
@@ -128,7 +130,7 @@ func TestJSONIsStable(t *testing.T) {
 		"images": `[{"created_at":"2023-11-14T22:13:20.000Z","description":"<d>","digest":"sha256:1111","kind":"agent","media_type":"m","reference":"guide:1","size":9}]`,
 		"ps": `[{"attempts":2,"next_try_at":"","queue_place":0,"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1","message":"the runtime ended with code 1",` +
 			`"model":"offline/otter","name":"guide","reason":"crashed","started_at":"2023-11-14T22:13:21.000Z","status":"failed"}]`,
-		"inspect guide": `{"attempts":2,"next_try_at":"","queue_place":0,"restart":"on-failure:3","last_failure":"crashed: exit code 1","stop_timeout_ms":1500,"mounts":["/srv/a:workspace/a:my files:ro"],"limits":[{"name":"memory","value":1610612736,"mechanism":"cgroup v2"},{"name":"cpus","value":1500,"mechanism":"cgroup v2"},{"name":"pids","value":64,"mechanism":"rlimit"}],"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
+		"inspect guide": `{"allow_net":["example.com","10.0.0.1:8080"],"attempts":2,"next_try_at":"","queue_place":0,"restart":"on-failure:3","last_failure":"crashed: exit code 1","stop_timeout_ms":1500,"mounts":["/srv/a:workspace/a:my files:ro"],"limits":[{"name":"memory","value":1610612736,"mechanism":"cgroup v2"},{"name":"cpus","value":1500,"mechanism":"cgroup v2"},{"name":"pids","value":64,"mechanism":"rlimit"}],"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
 			`"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","envs":["LANG"],"id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1",` +
 			`"last_exit":{"at":"2023-11-14T22:13:22.000Z","code":1,"signal":"","stderr":["reading","boom \u001b[31m"],"out_of_memory":true},"log_file":"/o/agents/1/log","message":"the runtime ended with code 1","model":"offline/otter","monitor_pid":11,"name":"guide","pid":12,` +
 			`"reason":"crashed","root":"/o/agents/1/root","runtime_digest":"sha256:2222","runtime_ref":"otters/runtime","serve_token_checked":true,"started_at":"2023-11-14T22:13:21.000Z","status":"failed",` +
@@ -276,9 +278,9 @@ func TestRun(t *testing.T) {
 	f := &fake{states: []*daemonv1.AgentSummary{{Status: "starting"}, {Id: "0199aaaa", Name: "n", Status: "ready"}}}
 	socket := serve(t, f)
 	t.Setenv("OTTERS_TEST_VALUE", "from outside")
-	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "n", "--model", "p/m", "--runtime", "/r", "--sandbox", "limited", "--restart", "on-failure:3", "--stop-timeout", "1.5s", "--memory", "1.5G", "--cpus", "0.25", "--pids", "64", "-v", "/a/:workspace/a", "-v", "/b:/mnt/b:notes:ro", "-v", "/c:mnt/c:ro", "--config", "max-steps=5", "--config", "k=", "-e", "A=1=2", "-e", "OTTERS_TEST_VALUE", "-e", "B="),
+	check(t, otters(t.Context(), socket, "", "run", "guide:1", "--name", "n", "--model", "p/m", "--runtime", "/r", "--sandbox", "limited", "--restart", "on-failure:3", "--stop-timeout", "1.5s", "--memory", "1.5G", "--cpus", "0.25", "--pids", "64", "-v", "/a/:workspace/a", "-v", "/b:/mnt/b:notes:ro", "-v", "/c:mnt/c:ro", "--allow-net", "example.com", "--allow-net", "*.a.test:8443", "--config", "max-steps=5", "--config", "k=", "-e", "A=1=2", "-e", "OTTERS_TEST_VALUE", "-e", "B="),
 		outcome{out: "n 0199aaaa ready\n"})
-	want := &daemonv1.CreateAgentRequest{Image: "guide:1", Name: "n", Model: "p/m", RuntimePath: "/r", Sandbox: "limited", Restart: "on-failure:3", StopTimeoutMs: proto.Int64(1500), MemoryLimit: 1536 << 20, CpuLimit: 250, PidsLimit: 64,
+	want := &daemonv1.CreateAgentRequest{Image: "guide:1", Name: "n", Model: "p/m", RuntimePath: "/r", Sandbox: "limited", AllowNet: []string{"example.com", "*.a.test:8443"}, Restart: "on-failure:3", StopTimeoutMs: proto.Int64(1500), MemoryLimit: 1536 << 20, CpuLimit: 250, PidsLimit: 64,
 		Mounts: []*daemonv1.Mount{{Host: "/a", Target: "workspace/a"}, {Host: "/b", Target: "/mnt/b", Description: "notes", ReadOnly: true}, {Host: "/c", Target: "mnt/c", ReadOnly: true}}, Configs: map[string]string{"max-steps": "5", "k": ""},
 		Envs: []*daemonv1.EnvVar{{Key: "A", Value: "1=2"}, {Key: "OTTERS_TEST_VALUE", Value: "from outside"}, {Key: "B"}}}
 	if diff := cmp.Diff(proto.Message(want), f.last().(proto.Message), protocmp.Transform()); diff != "" {

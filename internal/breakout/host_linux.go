@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/otters-sh/otters/egress"
 	"github.com/otters-sh/otters/system"
 )
 
@@ -30,6 +31,8 @@ type host struct {
 
 	provider *system.Provider
 	attacker *system.Agent
+	// proxyAt gets the address of the proxy of the agent that is attacked.
+	proxyAt chan string
 	// closers are called last one first.
 	closers []func() error
 }
@@ -314,6 +317,23 @@ func (h *host) findStore() error {
 		}
 	}
 	return fmt.Errorf("%s holds no program", h.targets["dir.store"])
+}
+
+// proxy lets the agent that is attacked out to a server that says the secret.
+func (h *host) proxy() []system.AgentOption {
+	p := egress.New(egress.Options{})
+	h.proxyAt = make(chan string, 1)
+	h.closers = append(h.closers, func() error { p.Close(); return nil })
+	accept := func(e system.Egress, l net.Listener) {
+		h.proxyAt <- l.Addr().String()
+		allowed, err := egress.ParseDestinations(e.Destinations)
+		if err != nil {
+			_ = l.Close()
+			return
+		}
+		go func() { _ = p.Serve(egress.Grant{Agent: "victim", Destinations: allowed, TokenHash: e.TokenHash}, l) }()
+	}
+	return []system.AgentOption{system.WithAllowNet([]string{h.targets["tcp4"]}), system.WithEgress(accept)}
 }
 
 // gateway is the model endpoint of an agent, which answers everything with its secret.

@@ -113,13 +113,13 @@ func (h *host) pull(_ context.Context, _ spec.Reference, w io.Writer) error {
 // create makes an agent whose output goes to out and whose gateway this process serves.
 func (h *host) create(ctx context.Context, id uuid.UUID, tag string, out io.Writer, env spec.Env) (*system.Agent, *gateway, error) {
 	g := &gateway{secret: "nothing"}
+	opts := []system.AgentOption{system.WithStdout(out), system.WithGateway(g.accept), system.WithModelResolver(g.resolve)}
 	if tag == "victim" {
 		g.secret = h.secret
+		opts = append(opts, h.proxy()...)
 	}
 	h.closers = append(h.closers, g.close)
-	a, err := h.provider.CreateWithOptions(ctx, id, spec.Reference{Name: "attack", Tag: tag}, []system.AgentOption{
-		system.WithStdout(out), system.WithGateway(g.accept), system.WithModelResolver(g.resolve),
-	}, spec.WithExtraEnvs(env))
+	a, err := h.provider.CreateWithOptions(ctx, id, spec.Reference{Name: "attack", Tag: tag}, opts, spec.WithExtraEnvs(env))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -169,6 +169,7 @@ func (h *host) startVictim(ctx context.Context) error {
 	h.targets["file.otherlog"] = filepath.Join(h.path("logs"), agent.UUID().String()+".log")
 	h.targets["tcp.other"] = agent.Addr()
 	h.targets["tcp.othergateway"] = g.address()
+	h.targets["tcp.otherproxy"] = <-h.proxyAt
 	return h.findStore()
 }
 

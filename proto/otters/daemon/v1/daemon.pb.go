@@ -938,7 +938,10 @@ type CreateAgentRequest struct {
 	// Thousandths of a processor, from 10 to 1024000.
 	CpuLimit int64 `protobuf:"varint,31,opt,name=cpu_limit,json=cpuLimit,proto3" json:"cpu_limit,omitempty"`
 	// Processes and threads, from 16 to 4194304.
-	PidsLimit     int64 `protobuf:"varint,32,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
+	PidsLimit int64 `protobuf:"varint,32,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
+	// Destinations that a proxy opens to the agent: host[:port], a name, *.name or an address; without a
+	// port 80 and 443. docs/network.md has the rules.
+	AllowNet      []string `protobuf:"bytes,33,rep,name=allow_net,json=allowNet,proto3" json:"allow_net,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1062,6 +1065,13 @@ func (x *CreateAgentRequest) GetPidsLimit() int64 {
 		return x.PidsLimit
 	}
 	return 0
+}
+
+func (x *CreateAgentRequest) GetAllowNet() []string {
+	if x != nil {
+		return x.AllowNet
+	}
+	return nil
 }
 
 type Mount struct {
@@ -1529,7 +1539,9 @@ type Agent struct {
 	Mounts        []*Mount `protobuf:"bytes,23,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	// Limits in force, as read back from the kernel; of an agent that does not run, those of its next
 	// start.
-	Limits        []*Limit `protobuf:"bytes,30,rep,name=limits,proto3" json:"limits,omitempty"`
+	Limits []*Limit `protobuf:"bytes,30,rep,name=limits,proto3" json:"limits,omitempty"`
+	// Destinations that a proxy opens to it.
+	AllowNet      []string `protobuf:"bytes,31,rep,name=allow_net,json=allowNet,proto3" json:"allow_net,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1700,6 +1712,13 @@ func (x *Agent) GetMounts() []*Mount {
 func (x *Agent) GetLimits() []*Limit {
 	if x != nil {
 		return x.Limits
+	}
+	return nil
+}
+
+func (x *Agent) GetAllowNet() []string {
+	if x != nil {
+		return x.AllowNet
 	}
 	return nil
 }
@@ -3210,7 +3229,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\vdescription\x18\a \x01(\tR\vdescription\"0\n" +
 	"\x06EnvVar\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xb3\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xd0\x04\n" +
 	"\x12CreateAgentRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3225,7 +3244,8 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\fmemory_limit\x18\x1e \x01(\x03R\vmemoryLimit\x12\x1b\n" +
 	"\tcpu_limit\x18\x1f \x01(\x03R\bcpuLimit\x12\x1d\n" +
 	"\n" +
-	"pids_limit\x18  \x01(\x03R\tpidsLimit\x1a:\n" +
+	"pids_limit\x18  \x01(\x03R\tpidsLimit\x12\x1b\n" +
+	"\tallow_net\x18! \x03(\tR\ballowNet\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x12\n" +
@@ -3259,7 +3279,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x0fGetAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"A\n" +
 	"\x10GetAgentResponse\x12-\n" +
-	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xc6\x06\n" +
+	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xe3\x06\n" +
 	"\x05Agent\x128\n" +
 	"\asummary\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\asummary\x12\x12\n" +
 	"\x04root\x18\x02 \x01(\tR\x04root\x12\x18\n" +
@@ -3283,7 +3303,8 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\flast_failure\x18\x15 \x01(\tR\vlastFailure\x12&\n" +
 	"\x0fstop_timeout_ms\x18\x16 \x01(\x03R\rstopTimeoutMs\x12/\n" +
 	"\x06mounts\x18\x17 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x12/\n" +
-	"\x06limits\x18\x1e \x03(\v2\x17.otters.daemon.v1.LimitR\x06limits\x1a:\n" +
+	"\x06limits\x18\x1e \x03(\v2\x17.otters.daemon.v1.LimitR\x06limits\x12\x1b\n" +
+	"\tallow_net\x18\x1f \x03(\tR\ballowNet\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"O\n" +
