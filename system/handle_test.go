@@ -3,6 +3,7 @@ package system_test
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -171,6 +172,7 @@ func TestTheHandlesFormatIsTheDocumentedOne(t *testing.T) {
 		system.WithAgentToken("tok"), system.WithDaemonURL("u"), system.WithImageRef("i"), system.WithCapabilities([]executor.Capability{{Name: "c"}}),
 		system.WithMounts([]executor.Mount{{Host: source, Target: "/workspace/m"}}), system.WithStopGrace(3 * time.Second),
 		system.WithLevel(level), system.WithLimits(sandbox.Limits{Memory: 1 << 30}),
+		system.WithAllowNet([]string{"example.com"}), system.WithEgress(func(system.Egress, net.Listener) {}),
 	}, everyKind(source)...)
 	running(t, a)
 	text, err := os.ReadFile(filepath.Join(dir, a.UUID().String(), "handle.json"))
