@@ -1,6 +1,10 @@
 package sandbox
 
-import "github.com/otters-sh/otters/sandbox/internal/cgroup"
+import (
+	"context"
+
+	"github.com/otters-sh/otters/sandbox/internal/cgroup"
+)
 
 // WarmPIDs are the monitors that wait for a program.
 func (l *Launcher) WarmPIDs() []int {
@@ -17,3 +21,21 @@ func (l *Launcher) WarmPIDs() []int {
 
 // WithoutGroups makes l one of a host without control groups.
 func (l *Launcher) WithoutGroups() { l.groups = new(cgroup.Host) }
+
+// StartGrouped starts spec in a group of its own that has no limits, at strict too.
+func (l *Launcher) StartGrouped(ctx context.Context, spec Spec) (*Process, error) {
+	var by plan
+	var err error
+	if by.group, err = l.groups.Plan(nil, true); err != nil {
+		return nil, err
+	}
+	undo, err := by.makeGroup(spec.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	p, err := l.start(ctx, spec, by)
+	if err != nil {
+		undo()
+	}
+	return p, err
+}

@@ -564,3 +564,40 @@ func TestLimitsCanNotBeLifted(t *testing.T) {
 		}
 	})
 }
+
+// A group of version 2 takes the program alone, by whichever way it came into it: cloned, or forked
+// while the monitor was in it.
+func TestAGroupOfVersion2HoldsTheProgramAlone(t *testing.T) {
+	t.Parallel()
+	grouped(t, cgroup.Kill, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
+		w := newWorld(t)
+		spec := w.spec(t, level, "setsid sleep 1000 & echo up; exec sleep 1000")
+		out := output(t, &spec)
+		p, err := l.StartGrouped(deadline(t), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { end(t, p) })
+		line(t, out)
+		paths := recorded(t, spec.StateDir)
+		if len(paths) != 1 {
+			t.Fatalf("groups %q", paths)
+		}
+		b, err := os.ReadFile(filepath.Join(paths[0], "cgroup.procs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if in := strings.Fields(string(b)); len(in) != 2 || !strings.Contains(" "+strings.Join(in, " ")+" ", fmt.Sprintf(" %d ", p.PID())) {
+			t.Errorf("in the group: %q, the program is %d", in, p.PID())
+		}
+		if err := os.WriteFile(filepath.Join(paths[0], "cgroup.kill"), []byte("1"), 0); err != nil {
+			t.Fatal(err)
+		}
+		if e := wait(t, p); e.Signal != "SIGKILL" || e.Lost || e.OutOfMemory {
+			t.Errorf("%+v", e)
+		}
+		if left := recorded(t, spec.StateDir); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}

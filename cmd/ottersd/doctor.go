@@ -71,6 +71,7 @@ func doctor(ctx context.Context, args []string, stdout io.Writer) error {
 		for _, l := range []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict} {
 			d.Levels = append(d.Levels, level{Level: l, Supported: slices.Contains(supported, l)})
 		}
+		d.Checks = append(d.Checks, limitChecks(monitor)...)
 	}
 	if *attack {
 		if err := d.attack(ctx, monitor, err); err != nil {
