@@ -43,6 +43,12 @@ func (r row) atLeast(other row, least float64) row {
 	return r
 }
 
+// beside makes r a ratio to another row, without an aim.
+func (r row) beside(other row) row {
+	r.Against, r.Ratio = other.Name, r.Value/other.Value
+	return r
+}
+
 // under gives r an aim in its own unit.
 func (r row) under(most float64) row {
 	r.Aim = fmt.Sprintf("under %g %s", most, r.Unit)
