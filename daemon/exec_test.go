@@ -330,3 +330,31 @@ func TestAnExecEndsWithItsCallItsAgentAndTheDaemon(t *testing.T) {
 		t.Errorf("after the daemon: %v", err)
 	}
 }
+
+// What level limited refuses of a file's path, its mode and times, the tools do by its descriptor.
+func TestTheToolsThatWriteWorkAtEveryLevel(t *testing.T) {
+	t.Parallel()
+	d := boot(t, newHome(t))
+	agentfile := "FROM scratch\nMODEL offline/otter\n"
+	for _, tool := range []string{"write", "edit", "sed", "tar", "cat"} {
+		agentfile += "BIN " + tool + " otters/tools/" + tool + "\n"
+	}
+	d.image("writer", map[string]string{"Agentfile": agentfile})
+	for _, level := range hostLevels(t) {
+		name := string(level)
+		d.create(&daemonv1.CreateAgentRequest{Image: "writer", Name: name, Sandbox: name})
+		d.await(name, "ready")
+		for _, call := range [][]string{
+			{"write", "notes.txt", "one otter"}, {"write", "d/more.txt", "more"}, {"edit", "notes.txt", "--old", "one", "--new", "two"}, {"sed", "-i", "s/otter/otters/", "notes.txt"},
+			{"write", "-a", "notes.txt", ", and more"}, {"tar", "-c", "-f", "a.tar.gz", "notes.txt", "d"}, {"tar", "-x", "-f", "a.tar.gz", "-C", "out"},
+		} {
+			if r, err := collect(d.exec(t.Context(), name, call[0], call[1:]...)); err != nil || r.code != 0 {
+				t.Errorf("%s: %q: %+v, %v", level, call, r, err)
+			}
+		}
+		r, err := collect(d.exec(t.Context(), name, "cat", "out/notes.txt", "out/d/more.txt"))
+		if err != nil || r.out != "two otters, and moremore" {
+			t.Errorf("%s: %+v, %v", level, r, err)
+		}
+	}
+}

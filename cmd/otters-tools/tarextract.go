@@ -141,14 +141,16 @@ func (x *extraction) file(name string, mode fs.FileMode, changed time.Time, cont
 	if err == nil {
 		err = f.Chmod(mode)
 	}
+	if err == nil {
+		err = setTimes(f, changed)
+	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
 	if err != nil {
 		x.into.Remove(name)
-		return err
 	}
-	return x.into.Chtimes(name, changed, changed)
+	return err
 }
 
 // finish removes the links that together lead out, and gives the folders their permissions.
@@ -165,12 +167,22 @@ func (x *extraction) finish() error {
 		if err != nil || !info.IsDir() {
 			continue // a later entry took its place
 		}
-		if err := x.into.Chmod(d.name, d.mode); err != nil {
-			return fmt.Errorf("%s: %s", d.name, cause(err))
-		}
-		if err := x.into.Chtimes(d.name, d.time, d.time); err != nil {
+		if err := x.settle(d.name, d.mode, d.time); err != nil {
 			return fmt.Errorf("%s: %s", d.name, cause(err))
 		}
 	}
 	return nil
+}
+
+// settle gives a folder its permissions and its time.
+func (x *extraction) settle(dir string, mode fs.FileMode, changed time.Time) error {
+	f, err := x.into.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	return setTimes(f, changed)
 }
