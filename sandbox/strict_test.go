@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -269,6 +270,18 @@ func socket(domain, kind, proto int) func() error {
 }
 
 // attempts are what the role "attempts" tries, the host's address outside to dial in its argument.
+// onSocket does something with a TCP socket of its own.
+func onSocket(do func(fd int) error) func() error {
+	return func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return do(fd)
+	}
+}
+
 func attempts(outside string) []attempt {
 	return []attempt{
 		{"tcp socket", socket(unix.AF_INET, unix.SOCK_STREAM, 0)},
@@ -301,6 +314,11 @@ func attempts(outside string) []attempt {
 			}
 			return err
 		}},
+		{"listen unbound", onSocket(func(fd int) error { return unix.Listen(fd, 1) })},
+		{"connect by sending", onSocket(func(fd int) error {
+			addr := netip.MustParseAddrPort(outside)
+			return unix.Sendto(fd, []byte("x"), unix.MSG_FASTOPEN, &unix.SockaddrInet4{Addr: addr.Addr().As4(), Port: int(addr.Port())})
+		})},
 		{"getpid", call(unix.SYS_GETPID)},
 		{"unshare user", call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER)},
 		{"clone user", call(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD))},
@@ -408,19 +426,22 @@ func TestCallsAreFiltered(t *testing.T) {
 			"netlink socket": "EAFNOSUPPORT", "packet socket": "EAFNOSUPPORT", "vsock socket": "EAFNOSUPPORT",
 			"clone3": "ENOSYS", "TIOCSTI": "EPERM",
 			"udp socket": "EACCES", "unix socket": "EAFNOSUPPORT", "raw socket": "EACCES", "mptcp socket": "EACCES",
-			"dial outside": "EACCES", "listen": "EACCES",
+			"dial outside": "EACCES", "listen": "EACCES", "listen unbound": "EACCES", "connect by sending": "ENOTSUP",
 		}
 		if level == sandbox.Strict {
 			for name, result := range map[string]string{
 				"chmod by path": "allowed", "times by path": "allowed", "another's limits": "EPERM", "shared memory": "allowed",
 				"udp socket": "allowed", "unix socket": "allowed", "raw socket": "EPERM", "mptcp socket": "EPROTONOSUPPORT",
-				"dial outside": "ECONNREFUSED", "listen": "allowed", "setuid root outside": "EINVAL",
+				"dial outside": "ECONNREFUSED", "listen": "allowed", "listen unbound": "allowed", "connect by sending": "ECONNREFUSED", "setuid root outside": "EINVAL",
 			} {
 				want[name] = result
 			}
 		} else {
 			// /proc is out of reach at limited; the launcher reads the state back.
 			want["set-user-id program"] = "allowed"
+		}
+		if got["connect by sending"] == "ENOTSUP" {
+			want["connect by sending"] = "ENOTSUP" // the host may forbid it as well (tcp_fastopen)
 		}
 		for name, result := range got {
 			expect, ok := want[name]

@@ -118,7 +118,7 @@ func confineAndExec(mem int) error {
 	if _, err := confineFiles(&spec, true); err != nil {
 		return err
 	}
-	if err := installFilter(true); err != nil {
+	if err := installFilter(true, len(spec.Serve) > 0); err != nil {
 		return err
 	}
 	argv, env := append([]string{spec.Path}, spec.Args...), environment(spec.Env, spec.Files)

@@ -110,8 +110,8 @@ func (a *assembler) call(nr uint32, body func(*assembler)) {
 
 // filter is the program for a level. The families of sockets differ: with a network namespace of
 // its own a program reaches nobody by any of these three, without one Landlock has a rule for TCP
-// alone.
-func filter(limited bool) []unix.SockFilter {
+// alone. listens tells of limited whether the program may listen.
+func filter(limited, listens bool) []unix.SockFilter {
 	var a assembler
 	a.load(seccompArch)
 	a.when(auditArch, 1)
@@ -124,7 +124,7 @@ func filter(limited bool) []unix.SockFilter {
 		a.refuse(unix.EPERM)
 	}
 	if limited {
-		a.limited()
+		a.limited(listens)
 	}
 	for _, c := range onlySelf {
 		a.call(c.nr, func(b *assembler) {
@@ -160,11 +160,32 @@ func filter(limited bool) []unix.SockFilter {
 	return a
 }
 
+// sends are the calls that send, and which argument their flags are.
+var sends = []struct {
+	nr  uint32
+	arg uint32
+}{{unix.SYS_SENDTO, 3}, {unix.SYS_SENDMSG, 2}, {unix.SYS_SENDMMSG, 3}}
+
 // limited compiles what level limited refuses beside; the number is loaded.
-func (a *assembler) limited() {
+func (a *assembler) limited(listens bool) {
+	if !listens {
+		// Landlock has a rule for bind(2), and the kernel binds a socket that listens without it.
+		a.unless(unix.SYS_LISTEN, 1)
+		a.refuse(unix.EACCES)
+	}
 	for _, nr := range deniedLimited {
 		a.unless(nr, 1)
 		a.refuse(unix.EPERM)
+	}
+	for _, c := range sends {
+		a.call(c.nr, func(b *assembler) {
+			// It connects, for which Landlock has a rule in connect(2) alone. Who gets this error
+			// goes on to that.
+			b.load(seccompArgs + 8*c.arg)
+			b.and(unix.MSG_FASTOPEN)
+			b.when(0, 1)
+			b.refuse(unix.EOPNOTSUPP)
+		})
 	}
 	a.call(unix.SYS_UTIMENSAT, func(b *assembler) {
 		// Without a path it is about a descriptor. Both words of the pointer are looked at.
@@ -207,11 +228,11 @@ func sockets(b *assembler, limited bool) {
 
 // installFilter filters the calls of the calling thread and of what it starts. It needs
 // no_new_privs.
-func installFilter(limited bool) error {
+func installFilter(limited, listens bool) error {
 	if auditArch == 0 {
 		return &startError{"seccomp filter: not known for this processor", syscall.ENOTSUP}
 	}
-	f := filter(limited)
+	f := filter(limited, listens)
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
 	if _, _, e := unix.RawSyscall(unix.SYS_SECCOMP, seccompSetModeFilter, 0, uintptr(unsafe.Pointer(&prog))); e != 0 {
 		return &startError{"seccomp filter", e}

@@ -287,7 +287,7 @@ func confineStrict(spec *wire.Spec) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return abi, installFilter(false)
+	return abi, installFilter(false, true)
 }
 
 func dropCapabilities() error {
