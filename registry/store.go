@@ -64,6 +64,7 @@ type Store struct {
 	collecting sync.Mutex
 	stmts      sync.Map // of *sql.Stmt on db, by text
 	closed     atomic.Bool
+	writing    atomic.Int64 // files that are written now
 
 	closeOnce sync.Once
 	closeErr  error
