@@ -1,6 +1,7 @@
 package agentruntime
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -27,7 +28,7 @@ type definition struct {
 // followed. Errors wrap ErrConfig.
 func readDefinition(root *os.Root) (definition, error) {
 	var def definition
-	f, err := root.Open(workspace.AgentYAML)
+	f, err := openRegular(root, workspace.AgentYAML)
 	if err != nil {
 		return def, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
@@ -45,21 +46,29 @@ func readDefinition(root *os.Root) (definition, error) {
 	return def, nil
 }
 
+// openRegular opens a file below root for reading. A pipe without a writer is not waited for.
+func openRegular(root *os.Root, name string) (*os.File, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
 // readDocument reads a text below root of at most limit bytes.
 func readDocument(root *os.Root, name string, limit int64) (string, error) {
-	// A pipe without a writer is not waited for.
-	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := openRegular(root, name)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is no regular file", name)
-	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return "", err

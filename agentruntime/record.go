@@ -8,11 +8,29 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+
 	"github.com/otters-sh/otters/loop"
 )
 
 // maxPrepared bounds the queries that are kept; their texts differ by limits that callers choose.
 const maxPrepared = 64
+
+// full tells whether there was no room for a write.
+func full(err error) bool {
+	var db *sqlite.Error
+	if !errors.As(err, &db) {
+		return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
+	}
+	switch db.Code() {
+	// A write beyond a limit on file size is an I/O error to SQLite.
+	case sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE:
+		return true
+	}
+	return false
+}
 
 // stmt is the statement of a text, prepared once: to parse it again would cost more than to run it.
 func (s *store) stmt(text string) (*sql.Stmt, error) {
@@ -32,8 +50,8 @@ func (s *store) stmt(text string) (*sql.Stmt, error) {
 	return st, nil
 }
 
-// full tells that a query of this text is not to be kept.
-func (s *store) full(text string) bool {
+// crowded tells that a query of this text is not to be kept.
+func (s *store) crowded(text string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.prepared) >= maxPrepared && s.prepared[text] == nil
@@ -45,7 +63,7 @@ func (s *store) query(ctx context.Context, text string, args ...any) (*sql.Rows,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if s.full(text) {
+	if s.crowded(text) {
 		return s.db.QueryContext(context.WithoutCancel(ctx), text, args...)
 	}
 	st, err := s.stmt(text)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -90,22 +91,32 @@ func TestWhatCannotBeServedIsRefusedWithTheReason(t *testing.T) {
 		spoil func(*agent)
 		want  string
 	}{
-		"unknown key":      {config(`max-tokns: "1"`), "config max-tokns: unknown key; known are max-tokens"},
-		"bad number":       {config(`max-tokens: "many"`), `config max-tokens: bad value "many"; want a whole number from 1 to 1048576`},
-		"out of range":     {config(`temperature: "2.5"`), "config temperature: bad value"},
-		"not a number":     {config(`top-p: "NaN"`), "config top-p: bad value"},
-		"empty":            {config(`max-iterations: ""`), "config max-iterations: bad value"},
-		"strategy":         {config(`memory-strategy: forget`), "config memory-strategy: bad value \"forget\"; want slide or summarize"},
-		"odd strategy":     {config(`memory-strategy: forget`), `config memory-strategy: bad value "forget"`},
-		"memory tokens":    {config(`memory-max-tokens: "-5"`), "config memory-max-tokens:"},
-		"top-k":            {config(`top-k: "5"`), "config top-k: OpenAI Chat Completions has no such setting"},
-		"notes":            {config(`notes-max-count: "0"`), "config notes-max-count:"},
-		"notes section":    {config(`notes-prompt-section: inside`), "config notes-prompt-section:"},
-		"duration":         {config(`tool-timeout: "5"`), `config tool-timeout: bad value "5"; want a duration`},
-		"soft over hard":   {config(`turn-soft-timeout: 2h`), "config turn-soft-timeout: 2h0m0s is not below turn-timeout, which is 30m0s"},
-		"output":           {config(`tool-max-output: "1"`), "config tool-max-output:"},
-		"no yaml":          {func(a *agent) { os.Remove(filepath.Join(a.root, "etc/agent.yaml")) }, "agent.yaml: no such file"},
-		"broken yaml":      {yaml("id: [\n"), "etc/agent.yaml:"},
+		"unknown key":    {config(`max-tokns: "1"`), "config max-tokns: unknown key; known are max-tokens"},
+		"bad number":     {config(`max-tokens: "many"`), `config max-tokens: bad value "many"; want a whole number from 1 to 1048576`},
+		"out of range":   {config(`temperature: "2.5"`), "config temperature: bad value"},
+		"not a number":   {config(`top-p: "NaN"`), "config top-p: bad value"},
+		"empty":          {config(`max-iterations: ""`), "config max-iterations: bad value"},
+		"strategy":       {config(`memory-strategy: forget`), "config memory-strategy: bad value \"forget\"; want slide or summarize"},
+		"odd strategy":   {config(`memory-strategy: forget`), `config memory-strategy: bad value "forget"`},
+		"memory tokens":  {config(`memory-max-tokens: "-5"`), "config memory-max-tokens:"},
+		"top-k":          {config(`top-k: "5"`), "config top-k: OpenAI Chat Completions has no such setting"},
+		"notes":          {config(`notes-max-count: "0"`), "config notes-max-count:"},
+		"notes section":  {config(`notes-prompt-section: inside`), "config notes-prompt-section:"},
+		"duration":       {config(`tool-timeout: "5"`), `config tool-timeout: bad value "5"; want a duration`},
+		"soft over hard": {config(`turn-soft-timeout: 2h`), "config turn-soft-timeout: 2h0m0s is not below turn-timeout, which is 30m0s"},
+		"output":         {config(`tool-max-output: "1"`), "config tool-max-output:"},
+		"no yaml":        {func(a *agent) { os.Remove(filepath.Join(a.root, "etc/agent.yaml")) }, "agent.yaml: no such file"},
+		"broken yaml":    {yaml("id: [\n"), "etc/agent.yaml:"},
+		"yaml is a pipe": {func(a *agent) {
+			path := filepath.Join(a.root, "etc/agent.yaml")
+			if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+				a.t.Fatal(err)
+			}
+		}, "etc/agent.yaml is no regular file"},
+		"yaml of a list":   {yaml("[a]\n"), "etc/agent.yaml:"},
+		"yaml without id":  {yaml("model: test/m\n"), "it has no id"},
+		"huge yaml":        {yaml("id: x\n#" + strings.Repeat("x", 4<<20)), "over 4194304 bytes"},
+		"wrong yaml type":  {yaml("id: x\nconfigs: [a]\n"), "etc/agent.yaml:"},
 		"no model":         {yaml("id: x\n"), "no model"},
 		"odd model":        {yaml("id: x\nmodel: gpt\n"), "want provider/name"},
 		"unknown provider": {yaml("id: x\nmodel: nobody/m\n"), "NOBODY_API_BASE is not set"},
@@ -246,6 +257,23 @@ func TestSessionsOutliveARestart(t *testing.T) {
 	}
 	if n := len(a.model.Requests()[1].Messages); n != 4 { // system, first, ok, second
 		t.Errorf("the model got %d messages", n)
+	}
+}
+
+func TestAModelThatIsNotThereIsToldInTheTurn(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, "", say("ok"))
+	a.model.Close()
+	c := a.serve()
+	if r, err := c.Ready(context.Background(), &agentv1.ReadyRequest{}); err != nil || !r.GetReady() {
+		t.Errorf("ready %v, error %v", r, err)
+	}
+	if err := chat(context.Background(), c, "s", "x"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "model_error: model m1: cannot be reached") {
+		t.Errorf("error %v", err)
+	}
+	events, err := stream(context.Background(), c, "s", "x", nil)
+	if err != nil || !strings.Contains(find(t, events, "error").GetContent(), "cannot be reached") || events[len(events)-1].GetReason() != "model_error" {
+		t.Errorf("events %v, error %v", events, err)
 	}
 }
 

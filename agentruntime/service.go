@@ -222,7 +222,17 @@ func storeStatus(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return status.FromContextError(ctx.Err()).Err()
 	}
-	return status.Error(codes.Internal, errRecord.Error()+": "+err.Error())
+	return recordStatus(err)
+}
+
+// recordStatus is the status of what cannot be read or stored: RESOURCE_EXHAUSTED where there is no
+// room for it.
+func recordStatus(err error) error {
+	text := strings.TrimPrefix(err.Error(), errRecord.Error()+": ")
+	if full(err) {
+		return status.Error(codes.ResourceExhausted, errRecord.Error()+": the disk is full, or a file is at its size limit; make room: "+text)
+	}
+	return status.Error(codes.Internal, errRecord.Error()+": "+text)
 }
 
 // Chat runs a turn and answers its last text.
@@ -233,7 +243,10 @@ func (s *service) Chat(ctx context.Context, req *agentv1.ChatRequest) (*agentv1.
 	}
 	out, started, err := s.take(ctx, p, func(loop.Event) {})
 	if err != nil {
-		if started {
+		switch {
+		case errors.Is(err, errRecord):
+			err = recordStatus(err)
+		case started:
 			err = turnStatus(out.Reason, err)
 		}
 		return nil, err
@@ -289,7 +302,10 @@ func (s *service) ChatStream(req *agentv1.ChatStreamRequest, stream agentv1.Agen
 			cancel(err)
 		}
 	})
-	if !started || errors.Is(err, errRecord) {
+	if errors.Is(err, errRecord) {
+		return recordStatus(err)
+	}
+	if !started {
 		return statusOf(err)
 	}
 	return stream.Context().Err()

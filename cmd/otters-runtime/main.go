@@ -43,6 +43,9 @@ func run(args []string) int {
 	if len(args) == 0 {
 		return misused("no command")
 	}
+	// A write beyond a limit on file size is to be an error and no end. Ignoring the signal would
+	// reach the tools too.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGXFSZ)
 	switch args[0] {
 	case "serve":
 		return serve(args[1:])

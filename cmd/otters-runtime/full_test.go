@@ -1,0 +1,80 @@
+package main
+
+// Invariant: where there is no room the runtime says so in one line or in a status, and goes on with
+// what needs no room. Worst inputs: no byte can be written at the start; the last one is written in the
+// middle of a session.
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/otters-sh/otters/internal/modelserver"
+	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
+)
+
+// startFull runs the runtime with files of at most so many blocks of 512 bytes.
+func startFull(t *testing.T, blocks, root string, model *modelserver.Server) (*process, agentv1.AgentRuntimeClient) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, addr := listener(t)
+	p := &process{Cmd: exec.Command("/bin/sh", "-c", `ulimit -f "$1" && exec "$0" serve --root "$2"`, exe, blocks, root), ended: make(chan struct{})}
+	p.Env = []string{asRuntime + "=1", "GORACE=atexit_sleep_ms=0", "PATH=/usr/bin:/bin", "LISTEN_FDS=1", "TEST_API_BASE=" + model.URL}
+	p.ExtraFiles, p.Stderr = []*os.File{l}, &p.stderr
+	p.run(t)
+	return p, dial(t, addr)
+}
+
+func TestNoRoomAtTheStart(t *testing.T) {
+	t.Parallel()
+	p, _ := startFull(t, "0", tree(t), serveModel(t, modelserver.Script()))
+	code := p.exit(t)
+	lines := strings.Split(strings.TrimSpace(p.stderr.String()), "\n")
+	if last := lines[len(lines)-1]; code != 1 || !strings.HasPrefix(last, "otters-runtime: sessions: ") || strings.Contains(p.stderr.String(), "goroutine") {
+		t.Errorf("exit code %d, said %q", code, p.stderr.String())
+	}
+}
+
+func TestNoRoomInTheMiddle(t *testing.T) {
+	t.Parallel()
+	model := serveModel(t, func(modelserver.Request) modelserver.Answer { return modelserver.Answer{Pieces: []string{"ok"}} })
+	p, c := startFull(t, "600", tree(t), model)
+	ctx := context.Background()
+	stored := 0
+	var err error
+	for err == nil && stored < 100 {
+		_, err = c.Chat(ctx, &agentv1.ChatRequest{SessionId: "s", Prompt: strings.Repeat("x", 30<<10)})
+		stored++
+	}
+	if stored < 2 || status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "sessions cannot be stored: the disk is full, or a file is at its size limit") {
+		t.Errorf("prompt %d: error %v", stored, err)
+	}
+	s, err := c.ChatStream(ctx, &agentv1.ChatStreamRequest{SessionId: "s", Prompt: strings.Repeat("x", 30<<10)})
+	for err == nil {
+		_, err = s.Recv()
+	}
+	if errors.Is(err, io.EOF) || status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("the stream ends with %v", err)
+	}
+	list, err := c.ListSessionMessages(ctx, &agentv1.ListSessionMessagesRequest{SessionId: "s"})
+	if err != nil || len(list.GetMessages()) < 2*(stored-1) {
+		t.Errorf("%d messages of %d prompts, error %v", len(list.GetMessages()), stored, err)
+	}
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.exit(t); code != 0 || strings.Contains(p.stderr.String(), "goroutine") {
+		t.Errorf("exit code %d, said %q", code, p.stderr.String())
+	}
+}
