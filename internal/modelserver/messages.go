@@ -20,7 +20,12 @@ type Block struct {
 	ToolUseID string          `json:"tool_use_id"`
 	Content   json.RawMessage `json:"content"`
 	IsError   bool            `json:"is_error"`
-	Cache     map[string]any  `json:"cache_control"`
+	Source    struct {
+		Type      string `json:"type"`
+		MediaType string `json:"media_type"`
+		Data      []byte `json:"data"`
+	} `json:"source"`
+	Cache map[string]any `json:"cache_control"`
 }
 
 // messages answers /v1/messages and /v1/messages/count_tokens. A request that breaks a rule of the
@@ -133,6 +138,8 @@ func (s *Server) checkMessage(m Message, open map[string]bool) (calls map[string
 			continue
 		case m.Role == "user" && b.Type != "text" && b.Type != "image", m.Role != "user" && m.Role != "assistant":
 			return nil, 0, fmt.Errorf("a block of type %s of role %s", b.Type, m.Role)
+		case b.Type == "image" && (b.Source.Type != "base64" || b.Source.MediaType == "" || len(b.Source.Data) == 0):
+			return nil, 0, fmt.Errorf("image wants a source of type base64, with media_type and data")
 		case b.Type == "text" && b.Text == "":
 			return nil, 0, fmt.Errorf("text content blocks must be non-empty")
 		case b.Type == "tool_use" && (b.ID == "" || b.Name == "" || len(b.Input) == 0 || b.Input[0] != '{'):

@@ -29,7 +29,13 @@ type Request struct {
 	MaxTokens int       `json:"max_tokens"`
 
 	// Messages alone.
-	System      []Block        `json:"system"`
+	System       []Block `json:"system"`
+	OutputConfig struct {
+		Format struct {
+			Type   string          `json:"type"`
+			Schema json.RawMessage `json:"schema"`
+		} `json:"format"`
+	} `json:"output_config"`
 	Thinking    map[string]any `json:"thinking"`
 	Temperature *float64       `json:"temperature"`
 

@@ -67,7 +67,10 @@ type Model struct {
 	client anthropic.Client
 }
 
-var _ loop.Model = (*Model)(nil)
+var (
+	_ loop.ObjectModel = (*Model)(nil)
+	_ loop.ImageModel  = (*Model)(nil)
+)
 
 // ErrOptions is wrapped by the errors of New.
 var ErrOptions = errors.New("anthropic options")
@@ -97,6 +100,13 @@ func New(opts Options) (*Model, error) {
 	}
 	return &Model{opts: opts, at: at, client: anthropic.Client{Options: ropts}}, nil
 }
+
+// TakesObjects is loop.ObjectModel's. A model that has no structured outputs, or none for a schema, says
+// so when asked.
+func (m *Model) TakesObjects() bool { return true }
+
+// TakesImages is loop.ImageModel's. They are sent in base64.
+func (m *Model) TakesImages() bool { return true }
 
 // Stream is loop.Model's. Metadata goes out as headers. Reasoning that the provider signed, or hides,
 // has an opaque part, and is sent back to this model with the answer it was part of.

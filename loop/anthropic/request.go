@@ -1,6 +1,7 @@
 package anthropic
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,6 +46,12 @@ func (m *Model) params(req loop.Request) (anthropic.MessageNewParams, error) {
 		}
 		p.Tools = append(p.Tools, anthropic.ToolUnionParam{OfTool: tool})
 	}
+	if req.Object != nil {
+		var err error
+		if p.OutputConfig.Format.Schema, err = objectSchema(req.Object); err != nil {
+			return p, err
+		}
+	}
 	w := writer{model: m.opts.Model, used: make(map[string]bool)}
 	for _, msg := range req.Messages {
 		w.add(msg)
@@ -77,6 +84,20 @@ func (m *Model) thinking(maxTokens int64) (p anthropic.ThinkingConfigParamUnion)
 	return p
 }
 
+// objectSchema is the schema of an object with what is said of it, for which the format has no other
+// place.
+func objectSchema(f *loop.ObjectFormat) (schema map[string]any, err error) {
+	if err := json.Unmarshal(f.Schema, &schema); err != nil || schema == nil {
+		return nil, fmt.Errorf("schema: not a JSON object")
+	}
+	for key, text := range map[string]string{"title": f.Name, "description": f.Description} {
+		if _, there := schema[key]; !there && text != "" {
+			schema[key] = text
+		}
+	}
+	return schema, nil
+}
+
 func toolParam(t loop.ToolSpec) (*anthropic.ToolParam, error) {
 	tool := &anthropic.ToolParam{Name: t.Name}
 	if t.Description != "" {
@@ -103,7 +124,7 @@ type writer struct {
 func (w *writer) add(msg loop.Message) {
 	switch msg.Role {
 	case loop.RoleUser:
-		w.append(anthropic.MessageParamRoleUser, textBlocks(msg)...)
+		w.append(anthropic.MessageParamRoleUser, promptBlocks(msg)...)
 	case loop.RoleTool:
 		w.append(anthropic.MessageParamRoleUser, w.results(msg)...)
 	default:
@@ -122,11 +143,14 @@ func (w *writer) append(role anthropic.MessageParamRole, blocks ...anthropic.Con
 	w.messages = append(w.messages, anthropic.MessageParam{Role: role, Content: blocks})
 }
 
-// textBlocks are the texts of a message. The provider takes no text that is blank.
-func textBlocks(msg loop.Message) (blocks []anthropic.ContentBlockParamUnion) {
+// promptBlocks are the texts and images of a message. The provider takes no text that is blank.
+func promptBlocks(msg loop.Message) (blocks []anthropic.ContentBlockParamUnion) {
 	for _, p := range msg.Parts {
-		if p.Kind == loop.KindText && strings.TrimSpace(p.Text) != "" {
+		switch {
+		case p.Kind == loop.KindText && strings.TrimSpace(p.Text) != "":
 			blocks = append(blocks, anthropic.NewTextBlock(p.Text))
+		case p.Kind == loop.KindImage:
+			blocks = append(blocks, anthropic.NewImageBlockBase64(p.MediaType, base64.StdEncoding.EncodeToString(p.Data)))
 		}
 	}
 	return blocks
