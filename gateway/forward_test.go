@@ -207,7 +207,10 @@ func TestL9ASilentProviderIsGivenUp(t *testing.T) {
 				}
 				<-r.Context().Done()
 			})
-			opts := gateway.Options{HeaderTimeout: 50 * time.Millisecond, IdleTimeout: 50 * time.Millisecond}
+			opts := gateway.Options{HeaderTimeout: 50 * time.Millisecond}
+			if tc.begin != "" {
+				opts = gateway.Options{IdleTimeout: 500 * time.Millisecond}
+			}
 			a := newWorld(t, providers(v.URL), opts).agent("acme/big/one")
 			res, text := a.chat(helloStream)
 			if tc.begin == "" && res.StatusCode != http.StatusGatewayTimeout || !strings.Contains(text, tc.want) || !strings.Contains(text, "silent") {
