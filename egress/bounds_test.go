@@ -114,7 +114,7 @@ func TestAnAgentsConnectionsAreBounded(t *testing.T) {
 	for _, c := range conns {
 		_ = c.Close()
 	}
-	for { // until the proxy has noticed
+	for t.Context().Err() == nil { // until the proxy has noticed
 		conn, resp := p.send(request)
 		_ = conn.Close()
 		if resp.StatusCode == http.StatusOK {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -89,6 +90,9 @@ func TestAnAgentReachesWhatIsNamedAndNothingElse(t *testing.T) {
 				if c.Allowed && (!slices.Equal(c.Addresses, []netip.Addr{netip.MustParseAddr("127.0.0.1")}) || c.Destination == (Destination{})) {
 					t.Errorf("%s: reported %+v", tt.host, c)
 				}
+			}
+			if p.names.asked["inside.test."] == 0 || p.names.asked["unnamed.test."]+p.names.asked["wild.test."] > 0 {
+				t.Errorf("asked for %v: a name that is not among the destinations must not leave", p.names.asked)
 			}
 		})
 	}
@@ -226,6 +230,39 @@ func TestWhatIsNoProxyRequestIsRefused(t *testing.T) {
 	}
 	if _, resp := p.send("GET http://127.0.0.1:1/ HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAUTH\r\n"); resp.StatusCode != http.StatusBadGateway {
 		t.Errorf("a request to where nobody listens: %s", resp.Status)
+	}
+}
+
+// An agent's connection to the proxy serves one request after the other, to different servers.
+func TestAConnectionToTheProxyServesManyRequests(t *testing.T) {
+	t.Parallel()
+	_, one := hello(t, "127.0.0.1", false)
+	_, two := hello(t, "127.0.0.1", false)
+	p := start(t, nil, "127.0.0.1:"+one, "127.0.0.1:"+two)
+	client := p.client(p.url)
+	reused := 0
+	trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) {
+		if c.Reused {
+			reused++
+		}
+	}}
+	for _, port := range []string{one, two, one} {
+		req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodGet, "http://127.0.0.1:"+port, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if err != nil || string(body) != "hello 127.0.0.1:"+port {
+			t.Errorf("%q, %v", body, err)
+		}
+	}
+	if reused != 2 {
+		t.Errorf("the connection was reused %d times", reused)
 	}
 }
 

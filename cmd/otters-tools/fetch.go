@@ -303,7 +303,7 @@ func (q *request) explain(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("took longer than the %d seconds of --max-time", q.secondsLimit)
 	case noNetwork(err):
-		return fmt.Errorf("this agent has no network (%w); it is given one with --allow-net", err)
+		return fmt.Errorf("this agent has no network (%w); it is given one with --allow-net, though not for what exec runs", err)
 	}
 	return err
 }

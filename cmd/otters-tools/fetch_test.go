@@ -215,7 +215,7 @@ func TestFetchWithoutANetworkSaysSo(t *testing.T) {
 		}
 		text := stderr.String()
 		if exit.ExitCode() != 1 || strings.Count(text, "\n") != 1 || !strings.HasPrefix(text, "fetch: "+url+": this agent has no network (") ||
-			!strings.HasSuffix(text, "; it is given one with --allow-net\n") {
+			!strings.HasSuffix(text, "; it is given one with --allow-net, though not for what exec runs\n") {
 			t.Errorf("%s: %q", url, text)
 		}
 	}
