@@ -9,14 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/status"
 
 	"github.com/otters-sh/otters/loop"
-	"github.com/otters-sh/otters/workspace"
 )
 
 const (
@@ -392,83 +390,6 @@ func (im *importer) summary(line []byte) error {
 	im.counts.Summaries++
 	return im.unique("a second summary up to turn "+fmt.Sprint(l.Upto), "INSERT INTO summaries (session, upto, text, created_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
 		im.session, im.turns[l.Upto-1].row, l.Text, l.CreatedAt)
-}
-
-func (im *importer) note(line []byte) error {
-	var l exportNote
-	if err := decode(line, &l); err != nil {
-		return err
-	}
-	im.noted = true
-	if err := checkKey(l.Key); err != nil {
-		return bad("%w", err)
-	}
-	if len(l.Content) > maxNoteBytes {
-		return bad("note %s is longer than %d bytes", l.Key, maxNoteBytes)
-	}
-	if im.counts.Notes >= maxNoteCount {
-		return bad("more than %d notes", maxNoteCount)
-	}
-	if err := notNegative(l.CreatedAt, l.UpdatedAt); err != nil {
-		return err
-	}
-	if err := im.once(noteLine, l.Key); err != nil {
-		return err
-	}
-	if im.replace {
-		if err := im.exec("DELETE FROM notes WHERE key = ?", l.Key); err != nil {
-			return err
-		}
-	}
-	im.counts.Notes++
-	err := im.unique("", "INSERT INTO notes (key, content, in_context, created_at, updated_at) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-		l.Key, l.Content, l.InContext, l.CreatedAt, l.UpdatedAt)
-	if errors.Is(err, ErrInput) {
-		return fmt.Errorf("note %s: %w: there is one already; have it replaced, or remove it first", l.Key, ErrExists)
-	}
-	return err
-}
-
-// quota checks the notes there are now against agent.yaml, where some were imported.
-func (im *importer) quota() error {
-	if im.counts.Notes == 0 {
-		return nil
-	}
-	limits, err := noteQuota(im.root)
-	if err != nil {
-		return err
-	}
-	var count, longest int
-	if err := im.tx.QueryRowContext(im.ctx, "SELECT count(*), max(length(CAST(content AS BLOB))) FROM notes").Scan(&count, &longest); err != nil {
-		return err
-	}
-	if count > limits.count {
-		return fmt.Errorf("notes: %w: there would be %d, at most %d are kept (notes-max-count)", ErrExists, count, limits.count)
-	}
-	if longest > limits.bytes {
-		return fmt.Errorf("notes: %w: one has %d bytes, at most %d are taken (notes-max-bytes-per)", ErrExists, longest, limits.bytes)
-	}
-	return nil
-}
-
-// noteQuota reads the quotas that CONFIG sets.
-func noteQuota(dir string) (noteLimits, error) {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return noteLimits{}, err
-	}
-	defer root.Close()
-	f, err := root.Open(workspace.AgentYAML)
-	if err != nil {
-		return noteLimits{}, fmt.Errorf("%w: %w", ErrConfig, err)
-	}
-	defer f.Close()
-	config, err := workspace.ReadConfig(f)
-	if err != nil {
-		return noteLimits{}, fmt.Errorf("%w: %s: %w", ErrConfig, workspace.AgentYAML, err)
-	}
-	set, err := readSettings(config.Configs)
-	return set.notes, err
 }
 
 // end compares what was stored with what there should be.

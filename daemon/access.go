@@ -55,6 +55,17 @@ var access = map[string]principal{
 	daemonv1.RegistryService_Fsck_FullMethodName:  operator,
 	daemonv1.RegistryService_Login_FullMethodName: operator,
 
+	daemonv1.ConversationService_ListSessions_FullMethodName:   operator,
+	daemonv1.ConversationService_ShowSession_FullMethodName:    operator,
+	daemonv1.ConversationService_RemoveSession_FullMethodName:  operator,
+	daemonv1.ConversationService_ExportSessions_FullMethodName: operator,
+	daemonv1.ConversationService_ImportSessions_FullMethodName: operator,
+	daemonv1.ConversationService_ListNotes_FullMethodName:      operator,
+	daemonv1.ConversationService_GetNote_FullMethodName:        operator,
+	daemonv1.ConversationService_SetNote_FullMethodName:        operator,
+	daemonv1.ConversationService_RemoveNote_FullMethodName:     operator,
+	daemonv1.ConversationService_PinNote_FullMethodName:        operator,
+
 	daemonv1.ImageService_InspectImage_FullMethodName: operator,
 	daemonv1.ImageService_TagImage_FullMethodName:     operator,
 	daemonv1.ImageService_RemoveImage_FullMethodName:  operator,

@@ -83,11 +83,16 @@ func (emptyAPI) images() daemonv1.ImageServiceServer {
 	return daemonv1.UnimplementedImageServiceServer{}
 }
 
+func (emptyAPI) conversations() daemonv1.ConversationServiceServer {
+	return daemonv1.UnimplementedConversationServiceServer{}
+}
+
 // everyMethod calls fn for each method of the services with its path and an empty request.
 func everyMethod(t *testing.T, fn func(path string, req proto.Message, clientStream bool)) {
 	t.Helper()
 	for _, file := range []protoreflect.FileDescriptor{
 		daemonv1.File_otters_daemon_v1_daemon_proto, daemonv1.File_otters_daemon_v1_registry_proto, daemonv1.File_otters_daemon_v1_images_proto,
+		daemonv1.File_otters_daemon_v1_conversations_proto,
 	} {
 		everyMethodOf(t, file.Services().Get(0), fn)
 	}
@@ -126,7 +131,8 @@ func callConnect(t *testing.T, client *http.Client, path string, req proto.Messa
 		s := c.CallClientStream(t.Context())
 		_, err = s.CloseAndReceive()
 	case path == daemonv1.DaemonService_WatchAgent_FullMethodName, path == daemonv1.DaemonService_Prompt_FullMethodName, path == daemonv1.DaemonService_Logs_FullMethodName,
-		path == daemonv1.ImageService_SaveImage_FullMethodName, path == daemonv1.ImageService_PushImage_FullMethodName, path == daemonv1.ImageService_PullImage_FullMethodName:
+		path == daemonv1.ImageService_SaveImage_FullMethodName, path == daemonv1.ImageService_PushImage_FullMethodName, path == daemonv1.ImageService_PullImage_FullMethodName,
+		path == daemonv1.ConversationService_ShowSession_FullMethodName, path == daemonv1.ConversationService_ExportSessions_FullMethodName:
 		var s *connect.ServerStreamForClient[emptyMessage]
 		if s, err = c.CallServerStream(t.Context(), connect.NewRequest(&emptyMessage{})); err == nil {
 			for s.Receive() {

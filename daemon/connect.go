@@ -38,6 +38,9 @@ func httpHandler(impl daemonv1.DaemonServiceServer) http.Handler {
 	if own, ok := impl.(withImages); ok {
 		mux.Handle(imagesHandler(own.images(), opts...))
 	}
+	if own, ok := impl.(withConversations); ok {
+		mux.Handle(conversationsHandler(own.conversations(), opts...))
+	}
 	return noStore(mux)
 }
 

@@ -221,6 +221,9 @@ func newGRPC(impl daemonv1.DaemonServiceServer, hosts []string) *grpc.Server {
 	if own, ok := impl.(withImages); ok {
 		daemonv1.RegisterImageServiceServer(s, own.images())
 	}
+	if own, ok := impl.(withConversations); ok {
+		daemonv1.RegisterConversationServiceServer(s, own.conversations())
+	}
 	return s
 }
 

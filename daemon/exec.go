@@ -25,6 +25,9 @@ type execServer = grpc.BidiStreamingServer[daemonv1.ExecRequest, daemonv1.ExecRe
 type execution struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{}
+	// offline tells that it works on the sessions, so that it ends when the agent starts too. Guarded
+	// by supervised.mu.
+	offline bool
 }
 
 var errAgentEnds = errors.New("the agent is being stopped")
@@ -155,11 +158,18 @@ func (a *supervised) discharge(e *execution) {
 
 // endExecs kills what the operator runs in the agent and waits for its end.
 func (a *supervised) endExecs() {
+	a.endExecsOf(errAgentEnds, func(*execution) bool { return true })
+}
+
+// endExecsOf is endExecs of some; cause is told.
+func (a *supervised) endExecsOf(cause error, these func(*execution) bool) {
 	a.mu.Lock()
 	var all []*execution
 	for e := range a.execs {
-		e.cancel(errAgentEnds)
-		all = append(all, e)
+		if these(e) {
+			e.cancel(cause)
+			all = append(all, e)
+		}
 	}
 	a.mu.Unlock()
 	for _, e := range all {

@@ -32,7 +32,7 @@ const (
 	runtimeImage = "otters/runtime"
 	toolImages   = "otters/tools/"
 	// packing changes when the same program would be stored as another image.
-	packing = "3"
+	packing = "4"
 	// maxListing bounds what otters-tools prints of itself.
 	maxListing = 1 << 20
 	// listingTimeout is how long it may take.
@@ -132,7 +132,7 @@ func (p *programs) packRuntime(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	labels := map[string]string{system.ListenerLabel: "inherit"}
+	labels := map[string]string{system.ListenerLabel: "inherit", system.SessionsLabel: "offline"}
 	if names, err := p.capabilities(ctx, path); err != nil {
 		p.logger.Warn("the runtime does not tell its capabilities; agents that want one it lacks fail at their start", "error", err)
 	} else {

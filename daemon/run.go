@@ -123,6 +123,7 @@ func (s *supervised) take(ctx context.Context, r *run) error {
 	if waits {
 		s.publish()
 	}
+	s.endOffline()
 	s.sup.work.Go(func() {
 		defer r.turn.leave()
 		s.awaitReady(r)

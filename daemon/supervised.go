@@ -59,6 +59,8 @@ type supervised struct {
 	watchers map[chan struct{}]struct{}
 	// execs are the BINs that run for the operator.
 	execs map[*execution]struct{}
+	// offlineSlot has room for the one call that works on the sessions of a stopped agent.
+	offlineSlot chan struct{}
 
 	// logMu is held for writing by a rotation of the log, which rotations counts, and for reading by
 	// whoever opens its files.
@@ -71,7 +73,7 @@ func newSupervised(sup *supervisor, r record) *supervised {
 	s := &supervised{
 		sup: sup, id: r.id, name: r.name, image: r.image, digest: r.digest, model: r.model,
 		created: r.created, started: r.started, told: r.state, policy: r.policy, restarts: r.state.restarts,
-		dirty: make(chan struct{}, 1), watchers: make(map[chan struct{}]struct{}), execs: make(map[*execution]struct{}),
+		dirty: make(chan struct{}, 1), watchers: make(map[chan struct{}]struct{}), execs: make(map[*execution]struct{}), offlineSlot: make(chan struct{}, 1),
 	}
 	s.door = &door{agent: s}
 	return s

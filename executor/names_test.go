@@ -100,6 +100,9 @@ var (
 		ExecStream(ctx context.Context, bin string, args []string, stdin io.Reader, stdout, stderr io.Writer) executor.ExecResult
 	} = executor.StreamExecer(nil)
 	_ interface {
+		ExecSession(ctx context.Context, verb string, args []string, stdin io.Reader, stdout, stderr io.Writer) executor.ExecResult
+	} = executor.SessionExecer(nil)
+	_ interface {
 		Attach(ctx context.Context) (bool, error)
 	} = executor.Attacher(nil)
 	_ interface{ Features() executor.Features } = executor.FeatureReporter(nil)

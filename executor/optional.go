@@ -77,6 +77,14 @@ type StreamExecer interface {
 	ExecStream(ctx context.Context, bin string, args []string, stdin io.Reader, stdout, stderr io.Writer) ExecResult
 }
 
+// SessionExecer runs the session command of the runtime of an agent that does not run, as docs/runtime.md
+// has it, in a sandbox of the agent without network, ENV, key and token: verb is ls, show, rm, export or
+// import, and args are what follows --root. Streams and result are those of StreamExecer. Err wraps
+// ErrNotImplemented for a runtime whose image does not say that it has the command.
+type SessionExecer interface {
+	ExecSession(ctx context.Context, verb string, args []string, stdin io.Reader, stdout, stderr io.Writer) ExecResult
+}
+
 // Attacher is an agent that can be taken over, from its handle and after Load, by a process that did
 // not start it.
 type Attacher interface {

@@ -46,7 +46,7 @@ func sources(t *testing.T) []string {
 func TestGeneratedCodeIsNotStale(t *testing.T) {
 	t.Parallel()
 	files := sources(t)
-	want := []string{agentv1.File_openotters_agent_v1_agent_proto.Path(), daemonv1.File_otters_daemon_v1_daemon_proto.Path(), daemonv1.File_otters_daemon_v1_images_proto.Path(), daemonv1.File_otters_daemon_v1_registry_proto.Path()}
+	want := []string{agentv1.File_openotters_agent_v1_agent_proto.Path(), daemonv1.File_otters_daemon_v1_conversations_proto.Path(), daemonv1.File_otters_daemon_v1_daemon_proto.Path(), daemonv1.File_otters_daemon_v1_images_proto.Path(), daemonv1.File_otters_daemon_v1_registry_proto.Path()}
 	slices.Sort(want)
 	if diff := cmp.Diff(want, files); diff != "" {
 		t.Fatalf("files beside those that this test links (-linked +found):\n%s", diff)

@@ -89,7 +89,7 @@ type Agent struct {
 	runtime  *executor.Runtime
 	prepErr  error
 	creds    credentials
-	inherit  bool
+	ways     ways
 	listener net.Listener
 	// open are the listeners of outlets, by name.
 	open       map[string]net.Listener

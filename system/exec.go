@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -58,15 +57,22 @@ func (a *Agent) ExecStream(
 	if err != nil {
 		return fail(err)
 	}
+	return a.execProgram(ctx, rt, path.Join(workspace.BinDir, bin), args, env, stdin, [2]io.Writer{stdout, stderr}, fail)
+}
+
+// execProgram runs a program of the tree to its end; fail makes the result of an error.
+func (a *Agent) execProgram(
+	ctx context.Context, rt *executor.Runtime, program string, args, env []string, stdin io.Reader, outs [2]io.Writer, fail func(error) executor.ExecResult,
+) executor.ExecResult {
 	if a.monitored {
-		res, err := a.execSandboxed(ctx, rt, bin, args, env, stdin, [2]io.Writer{stdout, stderr})
+		res, err := a.execSandboxed(ctx, rt, program, args, env, stdin, outs)
 		if err != nil {
 			res = fail(err)
 		}
 		return res
 	}
-	cmd := a.execCommand(bin, args, env)
-	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd := a.execCommand(program, args, env)
+	cmd.Stdout, cmd.Stderr = outs[0], outs[1]
 	if file, ok := stdin.(*os.File); ok {
 		cmd.Stdin = file
 	} else if stdin != nil {
@@ -80,7 +86,7 @@ func (a *Agent) ExecStream(
 			_ = in.Close()
 		}()
 	}
-	err = runGroup(ctx, cmd)
+	err := runGroup(ctx, cmd)
 	if cmd.ProcessState == nil {
 		return fail(err)
 	}
@@ -116,9 +122,9 @@ func (a *Agent) execEnv(bin string) (*executor.Runtime, []string, error) {
 	return rt, env, nil
 }
 
-// execCommand is a BIN without a monitor, ready to be started.
-func (a *Agent) execCommand(bin string, args, env []string) *exec.Cmd {
-	cmd := exec.Command(filepath.Join(hostPath(a.fs, workspace.BinDir), bin), args...)
+// execCommand is a program of the tree without a monitor, ready to be started.
+func (a *Agent) execCommand(program string, args, env []string) *exec.Cmd {
+	cmd := exec.Command(hostPath(a.fs, program), args...)
 	cmd.Env, cmd.Dir = env, hostPath(a.fs, workspace.WorkDir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	dieWithParent(cmd.SysProcAttr)
@@ -130,9 +136,9 @@ func (a *Agent) execCommand(bin string, args, env []string) *exec.Cmd {
 	return cmd
 }
 
-// execSandboxed runs the BIN under a monitor of its own, with a state folder beside the runtime's.
+// execSandboxed runs a program of the tree under a monitor of its own, with a state folder beside the runtime's.
 func (a *Agent) execSandboxed(
-	ctx context.Context, rt *executor.Runtime, bin string, args, env []string, stdin io.Reader, outs [2]io.Writer,
+	ctx context.Context, rt *executor.Runtime, program string, args, env []string, stdin io.Reader, outs [2]io.Writer,
 ) (res executor.ExecResult, err error) {
 	launcher, err := a.provider.launch()
 	if err != nil {
@@ -144,7 +150,7 @@ func (a *Agent) execSandboxed(
 	}
 	defer func() { err = errors.Join(err, removeAll(a.home, state)) }()
 	s := sandbox.Spec{Args: args, Env: env, StateDir: hostPath(a.home, state), Tied: true}
-	if err := a.confine(&s, rt, path.Join(workspace.BinDir, bin)); err != nil {
+	if err := a.confine(&s, rt, program); err != nil {
 		return res, err
 	}
 	var files openFiles
@@ -171,6 +177,9 @@ func (a *Agent) execSandboxed(
 	err = errors.Join(err, proc.Close())
 	if exit.Lost && err == nil {
 		err = errors.New("its monitor is gone")
+	}
+	if err == nil {
+		err = c.drain(ctx)
 	}
 	c.end()
 	return executor.ExecResult{ExitCode: exit.Code}, err
@@ -245,6 +254,21 @@ func (c *copies) feed(stdin io.Reader) {
 		_, _ = io.Copy(c.in, stdin)
 		_ = c.in.Close()
 	}()
+}
+
+// drain waits until all output was taken: nobody writes any more, and a reader may be slow.
+func (c *copies) drain(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		c.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // end waits for what is on its way, for as long as a stop may take; a stream that is blocked for

@@ -61,6 +61,8 @@ type handle struct {
 	Prepared bool `json:"prepared,omitempty"`
 	// Inherit tells that the runtime takes its listener by descriptor.
 	Inherit bool `json:"inherit,omitempty"`
+	// OfflineSessions tells that the runtime works on its sessions while it does not serve.
+	OfflineSessions bool `json:"offline_sessions,omitempty"`
 	// Source is the resolved definition, without the values of ENV overrides.
 	Source *spec.Agentfile `json:"source,omitempty"`
 	// AgentYAML is what the tree's agent.yaml was when it was written.

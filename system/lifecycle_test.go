@@ -92,7 +92,7 @@ func pullSelf(_ context.Context, _ spec.Reference, w io.Writer) error {
 }
 
 func inherit(context.Context, spec.Reference) (map[string]string, error) {
-	return map[string]string{system.ListenerLabel: "inherit"}, nil
+	return map[string]string{system.ListenerLabel: "inherit", system.SessionsLabel: "offline"}, nil
 }
 
 func role(r string) spec.Override { return spec.WithExtraEnvs(spec.Env{Key: roleVar, Value: r}) }

@@ -186,7 +186,7 @@ func (a *Agent) restore() error {
 	if err != nil {
 		return err
 	}
-	a.fs, a.inherit, a.serveToken = fs, h.Inherit, token
+	a.fs, a.ways, a.serveToken = fs, ways{inherit: h.Inherit, sessions: h.OfflineSessions}, token
 	a.runtime = &executor.Runtime{ID: a.id, Source: source, Config: config}
 	return a.restoreStatus()
 }

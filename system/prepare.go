@@ -86,7 +86,7 @@ func (a *Agent) materialize(ctx context.Context) (err error) {
 	if err := set.link(ctx); err != nil {
 		return err
 	}
-	return a.adopt(m, creds, set.inherit)
+	return a.adopt(m, creds, set.ways)
 }
 
 func (a *Agent) newMaterializer() (*materializer, error) {
@@ -125,7 +125,7 @@ func (a *Agent) confinementDoc() workspace.Confinement {
 }
 
 // adopt puts the finished tree in its place.
-func (a *Agent) adopt(m *materializer, creds credentials, inherit bool) error {
+func (a *Agent) adopt(m *materializer, creds credentials, w ways) error {
 	if err := ownTree(m.fs, a.uid); err != nil {
 		return fmt.Errorf("workspace: %w", err)
 	}
@@ -145,9 +145,9 @@ func (a *Agent) adopt(m *materializer, creds credentials, inherit bool) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.fs, a.creds, a.inherit = fs, creds, inherit
+	a.fs, a.creds, a.ways = fs, creds, w
 	if a.handle != nil {
-		a.handle.Prepared, a.handle.Inherit = true, inherit
+		a.handle.Prepared, a.handle.Inherit, a.handle.OfflineSessions = true, w.inherit, w.sessions
 		a.handle.AgentYAML = string(text)
 		a.handle.Source = m.source.Clone()
 		a.handle.hideEnvs(a.handle.Source)
@@ -169,8 +169,12 @@ type programSet struct {
 	// runtime and bins are names in the program store; empty where the agent has no store.
 	runtime string
 	bins    []string
-	inherit bool
+	ways    ways
 }
+
+// ways are what labels of a runtime's image say of it: that it takes its listener by descriptor, and
+// that it works on its sessions while it does not serve.
+type ways struct{ inherit, sessions bool }
 
 // fetch gets every program into the store, side by side.
 func (s *programSet) fetch(ctx context.Context) error {
@@ -178,7 +182,7 @@ func (s *programSet) fetch(ctx context.Context) error {
 	s.bins = make([]string, len(s.m.source.Bins))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
-		s.runtime, s.inherit, err = a.fetchRuntime(ctx, s.m.source)
+		s.runtime, s.ways, err = a.fetchRuntime(ctx, s.m.source)
 		return err
 	})
 	for i, b := range s.m.source.Bins {
@@ -192,34 +196,35 @@ func (s *programSet) fetch(ctx context.Context) error {
 	return g.Wait()
 }
 
-// fetchRuntime gets the runtime's program and tells whether it takes its listener by descriptor.
-func (a *Agent) fetchRuntime(ctx context.Context, src *spec.Agentfile) (name string, inherit bool, err error) {
+// fetchRuntime gets the runtime's program and tells what its image says of it.
+func (a *Agent) fetchRuntime(ctx context.Context, src *spec.Agentfile) (name string, w ways, err error) {
 	if a.localRuntime != "" {
 		name, err = a.store1(ctx, "", a.readLocalRuntime)
 		if err != nil {
-			return "", false, fmt.Errorf("runtime %s: %w", a.localRuntime, err)
+			return "", w, fmt.Errorf("runtime %s: %w", a.localRuntime, err)
 		}
-		return name, false, nil
+		return name, w, nil
 	}
 	image := src.Runtime
 	if image == "" {
-		return "", false, fmt.Errorf("%w: the image has no RUNTIME and none was given", ErrPull)
+		return "", w, fmt.Errorf("%w: the image has no RUNTIME and none was given", ErrPull)
 	}
 	ref, err := spec.ParseReference(image)
 	if err != nil {
-		return "", false, fmt.Errorf("%w: runtime: %w", ErrPull, err)
+		return "", w, fmt.Errorf("%w: runtime: %w", ErrPull, err)
 	}
 	if name, err = a.fetchBin(ctx, image); err != nil {
-		return "", false, fmt.Errorf("%w: runtime: %w", ErrPull, err)
+		return "", w, fmt.Errorf("%w: runtime: %w", ErrPull, err)
 	}
 	if a.labels == nil {
-		return name, false, nil
+		return name, w, nil
 	}
 	labels, err := a.labels(ctx, ref)
 	if err != nil {
-		return "", false, fmt.Errorf("%w: runtime %s: %w", ErrPull, ref, err)
+		return "", w, fmt.Errorf("%w: runtime %s: %w", ErrPull, ref, err)
 	}
-	return name, labels[ListenerLabel] == "inherit", a.checkCapabilities(labels, src.Capabilities)
+	w = ways{inherit: labels[ListenerLabel] == "inherit", sessions: labels[SessionsLabel] == "offline"}
+	return name, w, a.checkCapabilities(labels, src.Capabilities)
 }
 
 // checkCapabilities looks at the definition's; what the agent's own options bring is provided by them.

@@ -275,7 +275,7 @@ func (a *Agent) launchMonitored(ctx context.Context) (process, error) {
 // them, and what the monitor holds for whoever takes the agent over.
 func (a *Agent) handDown(s *sandbox.Spec, files *openFiles) error {
 	a.mu.Lock()
-	inherit, ln := a.inherit, a.listener
+	inherit, ln := a.ways.inherit, a.listener
 	a.mu.Unlock()
 	if err := a.handDownOutlets(s, files); err != nil {
 		return err

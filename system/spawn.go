@@ -78,7 +78,7 @@ func (a *Agent) launchSpawned() (process, error) {
 // is freed for it.
 func (a *Agent) passFiles(cmd Cmd, files *openFiles) ([]string, error) {
 	a.mu.Lock()
-	inherit, ln := a.inherit, a.listener
+	inherit, ln := a.ways.inherit, a.listener
 	a.mu.Unlock()
 	taker, ok := cmd.(interface{ SetFiles(files []*os.File) })
 	if !ok || !inherit || ln == nil {

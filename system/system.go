@@ -80,6 +80,10 @@ var RuntimeBin = filepath.FromSlash(workspace.RuntimeBin)
 // --addr.
 const ListenerLabel = "io.openotters.runtime.listener"
 
+// SessionsLabel is the label of a runtime image whose runtime works on its sessions while it does not
+// serve: "offline" has the session command of docs/runtime.md, anything else has not. Ours.
+const SessionsLabel = "io.openotters.runtime.sessions"
+
 // CapabilitiesLabel is the label of a runtime image that lists what CAPABILITY may name with its
 // runtime, by commas. An image without it does not tell, and its runtime refuses at its start.
 const CapabilitiesLabel = "io.openotters.runtime.capabilities"

@@ -26,6 +26,28 @@ type sessionFlags struct {
 	notes, replace bool
 }
 
+// sessionCommand is a command below session: how many arguments it takes, and what it does.
+type sessionCommand struct {
+	least, most int
+	do          func(context.Context, *agentruntime.Sessions, sessionFlags, []string) error
+}
+
+var sessionCommands = map[string]sessionCommand{
+	"ls": {0, 0, func(ctx context.Context, s *agentruntime.Sessions, _ sessionFlags, _ []string) error {
+		return s.List(ctx, os.Stdout)
+	}},
+	"show": {1, 1, func(ctx context.Context, s *agentruntime.Sessions, f sessionFlags, ids []string) error {
+		return s.Show(ctx, os.Stdout, ids[0], f.limit)
+	}},
+	"rm": {1, 1 << 20, func(ctx context.Context, s *agentruntime.Sessions, _ sessionFlags, ids []string) error {
+		return s.Remove(ctx, ids...)
+	}},
+	"export": {0, 1 << 20, func(ctx context.Context, s *agentruntime.Sessions, f sessionFlags, ids []string) error {
+		return s.Export(ctx, os.Stdout, agentruntime.ExportOptions{IDs: ids, Notes: f.notes})
+	}},
+	"import": {0, 0, importSessions},
+}
+
 // session works on the sessions of a tree that no runtime serves. It obeys signals by dying: nothing is
 // stored by halves.
 func session(args []string) int {
@@ -36,46 +58,28 @@ func session(args []string) int {
 	flags := flag.NewFlagSet("session", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.StringVar(&f.root, "root", "", "")
-	least, most := 0, 0
-	var do func(context.Context, *agentruntime.Sessions, sessionFlags, []string) error
+	command, known := sessionCommands[args[0]]
+	if !known {
+		return misused(fmt.Sprintf("session: unknown command %q", args[0]))
+	}
 	switch args[0] {
-	case "ls":
-		do = func(ctx context.Context, s *agentruntime.Sessions, _ sessionFlags, _ []string) error {
-			return s.List(ctx, os.Stdout)
-		}
 	case "show":
-		least, most = 1, 1
 		flags.IntVar(&f.limit, "limit", 0, "")
-		do = func(ctx context.Context, s *agentruntime.Sessions, f sessionFlags, ids []string) error {
-			return s.Show(ctx, os.Stdout, ids[0], f.limit)
-		}
-	case "rm":
-		least, most = 1, 1<<20
-		do = func(ctx context.Context, s *agentruntime.Sessions, _ sessionFlags, ids []string) error {
-			return s.Remove(ctx, ids...)
-		}
 	case "export":
-		most = 1 << 20
 		flags.BoolVar(&f.notes, "notes", false, "")
-		do = func(ctx context.Context, s *agentruntime.Sessions, f sessionFlags, ids []string) error {
-			return s.Export(ctx, os.Stdout, agentruntime.ExportOptions{IDs: ids, Notes: f.notes})
-		}
 	case "import":
 		flags.BoolVar(&f.replace, "replace", false, "")
-		do = importSessions
-	default:
-		return misused(fmt.Sprintf("session: unknown command %q", args[0]))
 	}
 	if err := flags.Parse(args[1:]); err != nil {
 		return misused("session " + args[0] + ": " + err.Error())
 	}
-	if n := flags.NArg(); n < least || n > most {
+	if n := flags.NArg(); n < command.least || n > command.most {
 		return misused(fmt.Sprintf("session %s: %d arguments", args[0], n))
 	}
 	ctx := context.Background()
 	s, err := agentruntime.OpenSessions(ctx, f.root)
 	if err == nil {
-		err = errors.Join(do(ctx, s, f, flags.Args()), s.Close())
+		err = errors.Join(command.do(ctx, s, f, flags.Args()), s.Close())
 	}
 	if err != nil {
 		return failedSession(err)

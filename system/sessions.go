@@ -1,0 +1,43 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/workspace"
+)
+
+var _ executor.SessionExecer = (*Agent)(nil)
+
+// ExecSession runs the session command of the agent's own runtime, in a sandbox like that of a BIN but
+// without ENV; see executor.SessionExecer. An agent that runs is an error that wraps ErrRunning, one
+// without a workspace has no sessions yet and is one too. Ours.
+func (a *Agent) ExecSession(
+	ctx context.Context, verb string, args []string, stdin io.Reader, stdout, stderr io.Writer,
+) executor.ExecResult {
+	fail := func(err error) executor.ExecResult {
+		return executor.ExecResult{ExitCode: -1, Err: fmt.Errorf("session %s of agent %s: %w", verb, a.id, err)}
+	}
+	a.mu.Lock()
+	rt, running, w := a.runtime, a.run != nil, a.ways
+	var env []string
+	if rt != nil && a.disk {
+		env = treeEnv(a.view().Root)
+	}
+	a.mu.Unlock()
+	switch {
+	case running:
+		return fail(fmt.Errorf("%w: stop it first", ErrRunning))
+	case rt == nil:
+		return fail(errors.New("the agent has no workspace yet; run it first"))
+	case !a.disk:
+		return fail(fmt.Errorf("%w: the workspace is not on disk", executor.ErrNotImplemented))
+	case !w.sessions:
+		return fail(fmt.Errorf("%w: its runtime's image does not have the label %s=offline", executor.ErrNotImplemented, SessionsLabel))
+	}
+	args = append([]string{"session", verb, "--root", a.view().Root}, args...)
+	return a.execProgram(ctx, rt, workspace.RuntimeBin, args, env, stdin, [2]io.Writer{stdout, stderr}, fail)
+}
