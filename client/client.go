@@ -50,6 +50,7 @@ type Client struct {
 	conn   *grpc.ClientConn
 	api    daemonv1.DaemonServiceClient
 	images daemonv1.ImageServiceClient
+	talk   daemonv1.ConversationServiceClient
 }
 
 // Dial connects to the daemon. Where none listens the error wraps ErrNoDaemon. The caller closes
@@ -80,7 +81,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 		return nil, errors.Join(fmt.Errorf("connect to the daemon: %w", err), first.Close())
 	}
 	conn.Connect()
-	return &Client{socket: socket, conn: conn, api: daemonv1.NewDaemonServiceClient(conn), images: daemonv1.NewImageServiceClient(conn)}, nil
+	return &Client{socket: socket, conn: conn, api: daemonv1.NewDaemonServiceClient(conn), images: daemonv1.NewImageServiceClient(conn), talk: daemonv1.NewConversationServiceClient(conn)}, nil
 }
 
 // Socket returns the path the client is connected to.

@@ -62,7 +62,7 @@ Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted.`,
 	root.AddCommand(
 		a.buildCommand(), a.imagesCommand(), a.imageCommand(), a.binCommand(),
 		a.runCommand(), a.psCommand(), a.inspectCommand(), a.promptCommand(), a.logsCommand(),
-		a.startCommand(), a.stopCommand(), a.restartCommand(), a.killCommand(), a.rmCommand(), a.execCommand(),
+		a.startCommand(), a.stopCommand(), a.restartCommand(), a.killCommand(), a.rmCommand(), a.execCommand(), a.sessionCommand(), a.noteCommand(),
 		a.infoCommand(), a.doctorCommand(), a.versionCommand(), a.daemonCommand(), a.registryCommand(), a.demoCommand(),
 	)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

@@ -24,12 +24,13 @@ import (
 type fake struct {
 	daemonv1.UnimplementedDaemonServiceServer
 
-	images  []*daemonv1.Image
-	agents  []*daemonv1.Agent
-	states  []*daemonv1.AgentSummary
-	events  []*daemonv1.PromptResponse
-	hang    bool // Prompt waits for its cancel after the events
-	logs    []string
+	images []*daemonv1.Image
+	agents []*daemonv1.Agent
+	states []*daemonv1.AgentSummary
+	events []*daemonv1.PromptResponse
+	hang   bool // Prompt waits for its cancel after the events
+	logs   []string
+	fakeConversations
 	refuse  error
 	created chan struct{} // closed once a hanging prompt has begun
 
@@ -258,6 +259,7 @@ func serve(t *testing.T, f *fake) string {
 	}
 	server := grpc.NewServer()
 	daemonv1.RegisterDaemonServiceServer(server, f)
+	daemonv1.RegisterConversationServiceServer(server, fakeTalk{fake: f})
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(l) }()
 	t.Cleanup(func() { server.Stop(); <-done })

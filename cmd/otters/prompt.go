@@ -59,7 +59,7 @@ func (a *app) promptText(ctx context.Context, args []string) (string, error) {
 			fmt.Fprintln(a.err, "reading the prompt from standard input; Ctrl-D ends it")
 		}
 		var err error
-		if text, err = readPrompt(ctx, a.in); err != nil {
+		if text, err = readText(ctx, a.in, "prompt", maxPrompt); err != nil {
 			return "", err
 		}
 	}
@@ -74,21 +74,22 @@ func (a *app) promptText(ctx context.Context, args []string) (string, error) {
 	return text, nil
 }
 
-// readPrompt returns early when ctx ends; the reader it leaves behind ends with the program.
-func readPrompt(ctx context.Context, in io.Reader) (string, error) {
+// readText reads at most one byte more than most. It returns early when ctx ends; the reader it leaves
+// behind ends with the program.
+func readText(ctx context.Context, in io.Reader, what string, most int64) (string, error) {
 	type result struct {
 		text []byte
 		err  error
 	}
 	done := make(chan result, 1)
 	go func() {
-		text, err := io.ReadAll(io.LimitReader(in, maxPrompt+1))
+		text, err := io.ReadAll(io.LimitReader(in, most+1))
 		done <- result{text, err}
 	}()
 	select {
 	case r := <-done:
 		if r.err != nil {
-			return "", fmt.Errorf("prompt: standard input: %w", r.err)
+			return "", fmt.Errorf("%s: standard input: %w", what, r.err)
 		}
 		return string(r.text), nil
 	case <-ctx.Done():
