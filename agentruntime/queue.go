@@ -23,8 +23,9 @@ type place struct {
 	users int // callers inside and waiting; guarded by queue.mu
 }
 
-// enter waits for the session and returns what leaves it again.
-func (q *queue) enter(ctx context.Context, session string) (leave func(), err error) {
+// enter waits for the session and returns what leaves it again. A caller that does not wait is refused
+// where others are inside or wait.
+func (q *queue) enter(ctx context.Context, session string, wait bool) (leave func(), err error) {
 	q.mu.Lock()
 	if q.sessions == nil {
 		q.sessions = make(map[string]*place)
@@ -33,6 +34,10 @@ func (q *queue) enter(ctx context.Context, session string) (leave func(), err er
 	if p == nil {
 		p = &place{slot: make(chan struct{}, 1)}
 		q.sessions[session] = p
+	}
+	if p.users > 0 && !wait {
+		q.mu.Unlock()
+		return nil, status.Errorf(codes.FailedPrecondition, "session %s: it is busy with another turn", session)
 	}
 	if p.users > maxWaiting {
 		q.mu.Unlock()

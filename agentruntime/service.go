@@ -58,6 +58,7 @@ type prompt struct {
 	text       string
 	regenerate bool // answer the session's newest prompt again
 	attached   []loop.Part
+	refuse     bool // do not wait for the session's turn in progress
 	metadata   map[string]string
 }
 
@@ -83,7 +84,27 @@ func checkPrompt(ctx context.Context, session, text string, regenerate bool, att
 	if err != nil {
 		return prompt{}, err
 	}
-	return prompt{session: session, text: text, regenerate: regenerate, attached: attached, metadata: md}, nil
+	refuse, err := refusesBusy(ctx)
+	if err != nil {
+		return prompt{}, err
+	}
+	return prompt{session: session, text: text, regenerate: regenerate, attached: attached, refuse: refuse, metadata: md}, nil
+}
+
+// busyKey is the metadata by which a caller says what is to become of its prompt while the session is
+// busy with another.
+const busyKey = "otters-busy"
+
+// refusesBusy tells whether the caller wants to be refused in place of waiting.
+func refusesBusy(ctx context.Context) (bool, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	switch values := md.Get(busyKey); {
+	case len(values) == 0, len(values) == 1 && values[0] == "wait":
+		return false, nil
+	case len(values) == 1 && values[0] == "refuse":
+		return true, nil
+	}
+	return false, status.Errorf(codes.InvalidArgument, "metadata %s: want wait or refuse", busyKey)
 }
 
 // copiedMetadata is what of a caller's metadata goes along with every call of its turn.
@@ -149,7 +170,7 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(context.Cause(s.stopped)) })()
 
-	leave, err := s.queue.enter(ctx, p.session)
+	leave, err := s.queue.enter(ctx, p.session, !p.refuse)
 	if err != nil {
 		return out, false, err
 	}
@@ -354,7 +375,7 @@ func (s *service) DeleteSession(ctx context.Context, req *agentv1.DeleteSessionR
 	if err := checkSession(req.GetSessionId()); err != nil {
 		return nil, err
 	}
-	leave, err := s.queue.enter(ctx, req.GetSessionId())
+	leave, err := s.queue.enter(ctx, req.GetSessionId(), true)
 	if err != nil {
 		return nil, err
 	}

@@ -109,3 +109,9 @@ func (c *Client) PinNote(ctx context.Context, agent, key string, pin bool) (*dae
 	r, err = call(ctx, c, r, err)
 	return r.GetNote(), err
 }
+
+// PromptObject asks an agent for one JSON object that fits a JSON Schema, without session and tools.
+func (c *Client) PromptObject(ctx context.Context, req *daemonv1.PromptObjectRequest) (*daemonv1.PromptObjectResponse, error) {
+	r, err := c.talk.PromptObject(ctx, req)
+	return call(ctx, c, r, err)
+}

@@ -60,6 +60,7 @@ var access = map[string]principal{
 	daemonv1.ConversationService_RemoveSession_FullMethodName:  operator,
 	daemonv1.ConversationService_ExportSessions_FullMethodName: operator,
 	daemonv1.ConversationService_ImportSessions_FullMethodName: operator,
+	daemonv1.ConversationService_PromptObject_FullMethodName:   operator,
 	daemonv1.ConversationService_ListNotes_FullMethodName:      operator,
 	daemonv1.ConversationService_GetNote_FullMethodName:        operator,
 	daemonv1.ConversationService_SetNote_FullMethodName:        operator,

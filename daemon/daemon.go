@@ -27,8 +27,9 @@ import (
 )
 
 const (
-	// maxRequestBytes bounds one message of a client; a build folder comes in many.
-	maxRequestBytes = 4 << 20
+	// maxRequestBytes bounds one message of a client: a prompt with what is attached to it. A build
+	// folder comes in many.
+	maxRequestBytes = 16 << 20
 	// maxHeaderBytes bounds the headers of a call.
 	maxHeaderBytes = 64 << 10
 	// maxStreams bounds the calls in flight on one connection.

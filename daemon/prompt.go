@@ -22,8 +22,14 @@ const (
 	runHeader = "otters-run"
 	// traceHeader carries the caller's place in a trace (W3C Trace Context) the same way.
 	traceHeader = "traceparent"
+	// busyHeader tells the runtime what to do while the session is busy.
+	busyHeader = "otters-busy"
 	// maxSessionID bounds the id of a session.
 	maxSessionID = 128
+	// maxAttachments and maxAttachedBytes bound what comes with a prompt, maxText the prompt itself.
+	maxAttachments   = 16
+	maxAttachedBytes = 10 << 20
+	maxText          = 4 << 20
 )
 
 type (
@@ -40,11 +46,8 @@ func (s *service) Prompt(req *daemonv1.PromptRequest, out promptStream) error {
 	if err != nil {
 		return err
 	}
-	if req.GetText() == "" {
-		return fail(codes.InvalidArgument, "", "prompt to agent %s: the text is empty", a.name)
-	}
-	if len(req.GetSessionId()) > maxSessionID {
-		return fail(codes.InvalidArgument, "", "prompt to agent %s: the session's id is longer than %d bytes", a.name, maxSessionID)
+	if why := badPrompt(req); why != nil {
+		return &failure{code: codes.InvalidArgument, err: fmt.Errorf("prompt to agent %s: %w", a.name, why)}
 	}
 	r, err := a.begin()
 	if err != nil {
@@ -55,25 +58,75 @@ func (s *service) Prompt(req *daemonv1.PromptRequest, out promptStream) error {
 	if !ok {
 		return fail(codes.Unimplemented, "", "prompt to agent %s: its executor takes no prompts", a.name)
 	}
-	runID, err := uuid.NewV7()
+	runID, ctx, err := newRun(out.Context(), req.GetBusy())
 	if err != nil {
-		return fmt.Errorf("run id: %w", err)
+		return err
 	}
 	session := req.GetSessionId()
 	if session == "" {
 		session = uuid.NewString()
 	}
-	md := metadata.Pairs(runHeader, runID.String())
-	if parent := traceParent(out.Context()); parent != "" {
-		md.Set(traceHeader, parent)
-	}
-	ctx, cancel := context.WithCancelCause(metadata.NewOutgoingContext(out.Context(), md))
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.ending, func() { cancel(errClosed) })()
 
-	relay := &relay{out: out, cancel: cancel, run: runID.String(), session: session}
-	err = prompter.PromptStream(ctx, executor.PromptRequest{SessionID: session, Prompt: req.GetText()}, relay.event)
+	relay := &relay{out: out, cancel: cancel, run: runID, session: session}
+	err = prompter.PromptStream(ctx, executor.PromptRequest{
+		SessionID: session, Prompt: req.GetText(), Regenerate: req.GetRegenerate(), Attachments: attachments(req.GetAttachments()),
+	}, relay.event)
 	return a.promptError(ctx, out.Context(), relay, err)
+}
+
+// badPrompt says what is wrong with a request; what an attachment may be is the runtime's to say.
+func badPrompt(req *daemonv1.PromptRequest) error {
+	size := 0
+	for _, at := range req.GetAttachments() {
+		size += len(at.GetData())
+	}
+	switch {
+	case req.GetRegenerate() && (req.GetText() != "" || len(req.GetAttachments()) > 0):
+		return errors.New("with regenerate the session's last prompt is answered again; send no text and no attachments")
+	case req.GetRegenerate() && req.GetSessionId() == "":
+		return errors.New("regenerate needs a session")
+	case !req.GetRegenerate() && req.GetText() == "":
+		return errors.New("the text is empty")
+	case len(req.GetText()) > maxText:
+		return fmt.Errorf("the text is longer than %d bytes", maxText)
+	case len(req.GetSessionId()) > maxSessionID:
+		return fmt.Errorf("the session's id is longer than %d bytes", maxSessionID)
+	case len(req.GetAttachments()) > maxAttachments:
+		return fmt.Errorf("%d attachments are over the limit of %d", len(req.GetAttachments()), maxAttachments)
+	case size > maxAttachedBytes:
+		return fmt.Errorf("attachments of %d bytes together are over the limit of %d", size, maxAttachedBytes)
+	case req.GetBusy() != "" && req.GetBusy() != "wait" && req.GetBusy() != "refuse":
+		return fmt.Errorf("busy %q: want wait or refuse", clip(req.GetBusy()))
+	}
+	return nil
+}
+
+func attachments(given []*daemonv1.Attachment) []executor.Attachment {
+	var out []executor.Attachment
+	for _, at := range given {
+		out = append(out, executor.Attachment{Name: at.GetName(), MediaType: at.GetMediaType(), Data: at.GetData()})
+	}
+	return out
+}
+
+// newRun makes the id of a run, and the context of its call to the runtime, with the metadata that goes
+// along.
+func newRun(ctx context.Context, busy string) (string, context.Context, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return "", nil, fmt.Errorf("run id: %w", err)
+	}
+	md := metadata.Pairs(runHeader, id.String())
+	if busy != "" {
+		md.Set(busyHeader, busy)
+	}
+	if parent := traceParent(ctx); parent != "" {
+		md.Set(traceHeader, parent)
+	}
+	return id.String(), metadata.NewOutgoingContext(ctx, md), nil
 }
 
 // traceForm is a traceparent of version 00, or what a later version keeps of it.

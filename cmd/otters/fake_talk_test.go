@@ -18,6 +18,7 @@ type fakeConversations struct {
 	messages []*daemonv1.ShowSessionResponse
 	export   string
 	notes    []*daemonv1.Note
+	object   string
 }
 
 // fakeTalk is the fake's part about sessions and notes.
@@ -112,4 +113,11 @@ func (f fakeTalk) RemoveNote(_ context.Context, r *daemonv1.RemoveNoteRequest) (
 
 func (f fakeTalk) PinNote(_ context.Context, r *daemonv1.PinNoteRequest) (*daemonv1.PinNoteResponse, error) {
 	return &daemonv1.PinNoteResponse{Note: &daemonv1.Note{Key: r.GetKey(), Pinned: !r.GetUnpin()}}, f.note(r)
+}
+
+func (f fakeTalk) PromptObject(_ context.Context, r *daemonv1.PromptObjectRequest) (*daemonv1.PromptObjectResponse, error) {
+	if f.object == "" {
+		return nil, refusal(codes.Unimplemented, "prompt to agent "+r.GetAgent()+": its runtime answers with no objects (PromptObject)", "prompt it without a schema")
+	}
+	return &daemonv1.PromptObjectResponse{Object: []byte(f.object), RunId: "r"}, f.note(r)
 }

@@ -257,7 +257,7 @@ func serve(t *testing.T, f *fake) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20)) // the daemon's
 	daemonv1.RegisterDaemonServiceServer(server, f)
 	daemonv1.RegisterConversationServiceServer(server, fakeTalk{fake: f})
 	done := make(chan struct{})

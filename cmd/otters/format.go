@@ -51,7 +51,7 @@ func jsonFields(t reflect.Type) []string {
 			out = append(out, jsonFields(f.Type)...)
 			continue
 		}
-		name := f.Tag.Get("json")
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		of := f.Type
 		for of.Kind() == reflect.Slice || of.Kind() == reflect.Pointer {
 			of = of.Elem()

@@ -175,3 +175,35 @@ func notNil(s []string) []string {
 	}
 	return s
 }
+
+// eventJSON is an event of a turn, a line of its own; fields that are empty are left out.
+type eventJSON struct {
+	RunID      string     `json:"run_id,omitempty"`
+	SessionID  string     `json:"session_id,omitempty"`
+	Type       string     `json:"type"`
+	Step       int32      `json:"step,omitempty"`
+	Tool       string     `json:"tool,omitempty"`
+	ToolID     string     `json:"tool_id,omitempty"`
+	Content    string     `json:"content,omitempty"`
+	DurationMs int64      `json:"duration_ms,omitempty"`
+	Usage      *usageJSON `json:"usage,omitempty"`
+	Reason     string     `json:"reason,omitempty"`
+}
+
+type usageJSON struct {
+	InputTokens     int64 `json:"input_tokens"`
+	OutputTokens    int64 `json:"output_tokens"`
+	CachedTokens    int64 `json:"cached_tokens"`
+	ReasoningTokens int64 `json:"reasoning_tokens"`
+}
+
+func newEventJSON(ev *daemonv1.PromptResponse) eventJSON {
+	out := eventJSON{
+		RunID: ev.GetRunId(), SessionID: ev.GetSessionId(), Type: ev.GetType(), Step: ev.GetStep(), Tool: ev.GetTool(), ToolID: ev.GetToolId(),
+		Content: ev.GetContent(), DurationMs: ev.GetDurationMs(), Reason: ev.GetReason(),
+	}
+	if u := ev.GetUsage(); u != nil {
+		out.Usage = &usageJSON{u.GetInputTokens(), u.GetOutputTokens(), u.GetCachedTokens(), u.GetReasoningTokens()}
+	}
+	return out
+}

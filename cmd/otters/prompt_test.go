@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -166,5 +167,120 @@ func TestNeutral(t *testing.T) {
 	}
 	if got := neutral("a\nb\tc", false); got != "a␊b␉c" {
 		t.Errorf("one line: %q", got)
+	}
+}
+
+func TestPromptPrintsEventsAsJSON(t *testing.T) {
+	t.Parallel()
+	f := &fake{events: turnEvents("done")}
+	got := otters(t.Context(), serve(t, f), "", "prompt", "guide", "hi", "--json")
+	lines := strings.Split(strings.TrimSuffix(got.out, "\n"), "\n")
+	if got.code != 0 || got.err != "" || len(lines) != len(f.events) {
+		t.Fatalf("%+v", got)
+	}
+	for i, want := range map[int]string{
+		0:  `{"run_id":"r","session_id":"s-1","type":"step.start","step":1}`,
+		3:  `{"type":"text.delta","step":1,"content":"look\u001b[2J."}`,
+		4:  `{"type":"tool.call","step":1,"tool":"jq","tool_id":"t","content":"{\"args\":\n [\".a\"]}"}`,
+		5:  `{"type":"tool.result","step":1,"tool":"jq","tool_id":"t","content":"7\n","duration_ms":3}`,
+		7:  `{"type":"step.finish","step":1,"duration_ms":1500,"usage":{"input_tokens":10,"output_tokens":2,"cached_tokens":0,"reasoning_tokens":0}}`,
+		8:  `{"type":"of.tomorrow","content":"ignored"}`,
+		11: `{"type":"turn.finish","usage":{"input_tokens":20,"output_tokens":4,"cached_tokens":0,"reasoning_tokens":0},"reason":"done"}`,
+	} {
+		if lines[i] != want {
+			t.Errorf("line %d is %s, want %s", i, lines[i], want)
+		}
+	}
+	got = otters(t.Context(), serve(t, &fake{events: turnEvents("timeout")}), "", "prompt", "guide", "hi", "--json")
+	if got.code != 1 || !strings.HasSuffix(got.out, `"reason":"timeout"}`+"\n") || !strings.HasPrefix(got.err, "otters: prompt guide: the turn ended early: timeout") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestPromptWithAttachments(t *testing.T) {
+	t.Parallel()
+	f := &fake{events: turnEvents("done")}
+	socket := serve(t, f)
+	dir := t.TempDir()
+	path := func(name, text string) string {
+		writeFile(t, filepath.Join(dir, name), text)
+		return filepath.Join(dir, name)
+	}
+	png := "\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+	got := otters(t.Context(), socket, "", "prompt", "--attach", path("a.txt", "swim ü\n"), "--attach", path("b.json", png), "guide", "read it", "--busy", "refuse")
+	if got.code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	want := &daemonv1.PromptRequest{Agent: "guide", Text: "read it", Busy: "refuse", Attachments: []*daemonv1.Attachment{
+		{Name: "a.txt", MediaType: "text/plain; charset=utf-8", Data: []byte("swim ü\n")}, {Name: "b.json", MediaType: "image/png", Data: []byte(png)},
+	}}
+	if diff := cmp.Diff(want, f.last(), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	half := path("half", strings.Repeat("x", maxAttached/2))
+	if got := otters(t.Context(), socket, "", "prompt", "--attach", half, "--attach", half, "guide", "x"); got.code != 0 {
+		t.Errorf("as much as there may be: %d %s", got.code, got.err)
+	}
+	asked := len(f.asked)
+	for says, files := range map[string][]string{
+		"no such file":           {filepath.Join(dir, "none")},
+		"is empty":               {path("empty", "")},
+		"is not a regular file":  {dir},
+		"one: more than 0 bytes": {half, half, path("one", "x")},
+		"17 files attached":      strings.Split(strings.Repeat(half+" ", 16)+half, " "),
+	} {
+		args := []string{"prompt", "guide", "x"}
+		for _, file := range files {
+			args = append(args, "--attach", file)
+		}
+		if got := otters(t.Context(), socket, "", args...); got.code == 0 || !strings.Contains(got.err, says) {
+			t.Errorf("%s: %+v", says, got)
+		}
+	}
+	if len(f.asked) != asked {
+		t.Error("the daemon was asked all the same")
+	}
+}
+
+func TestPromptAgain(t *testing.T) {
+	t.Parallel()
+	f := &fake{events: turnEvents("done")}
+	socket := serve(t, f)
+	if got := otters(t.Context(), socket, "not read", "prompt", "--regenerate", "--session", "s", "guide"); got.code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	if diff := cmp.Diff(&daemonv1.PromptRequest{Agent: "guide", SessionId: "s", Regenerate: true}, f.last(), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	for says, args := range map[string][]string{
+		"needs the session":            {"--regenerate", "guide"},
+		"give no text and no --attach": {"--regenerate", "--session", "s", "guide", "text"},
+		"give it alone":                {"--schema", "x", "--session", "s", "guide", "text"},
+		"want wait or refuse":          {"--busy", "later", "guide", "text"},
+	} {
+		if got := otters(t.Context(), socket, "", append([]string{"prompt"}, args...)...); got.code != exitUsage || !strings.Contains(got.err, says) {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+}
+
+func TestPromptWithASchema(t *testing.T) {
+	t.Parallel()
+	f := &fake{}
+	f.object = `{"river":"<Severn>","km":354}`
+	socket := serve(t, f)
+	file := filepath.Join(t.TempDir(), "s.json")
+	writeFile(t, file, `{"type":"object"}`)
+	check(t, otters(t.Context(), socket, "", "prompt", "--schema", file, "guide", "which?"), outcome{out: "{\n  \"river\": \"<Severn>\",\n  \"km\": 354\n}\n"})
+	if diff := cmp.Diff(&daemonv1.PromptObjectRequest{Agent: "guide", Text: "which?", Schema: []byte(`{"type":"object"}`)}, f.last(), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	check(t, otters(t.Context(), serve(t, &fake{}), "", "prompt", "--schema", file, "guide", "which?"),
+		outcome{code: 1, err: "otters: prompt to agent guide: its runtime answers with no objects (PromptObject); prompt it without a schema\n"})
+	writeFile(t, file, "{")
+	for says, path := range map[string]string{"is no JSON": file, "no such file": file + "2"} {
+		if got := otters(t.Context(), socket, "", "prompt", "--schema", path, "guide", "which?"); got.code != 1 || !strings.HasPrefix(got.err, "otters: prompt: schema: ") || !strings.Contains(got.err, says) {
+			t.Errorf("%+v", got)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -35,6 +36,8 @@ type turn struct {
 	// neutralise makes the answer harmless for a terminal; the notes always are.
 	neutralise bool
 	style      style
+	// json prints events in place of answer and notes.
+	json bool
 
 	session string
 	took    time.Duration
@@ -83,6 +86,10 @@ func (t *turn) receive(ctx context.Context, c *client.Client, req *daemonv1.Prom
 func (t *turn) event(ev *daemonv1.PromptResponse) {
 	if ev.GetSessionId() != "" {
 		t.session = ev.GetSessionId()
+	}
+	if t.json {
+		t.line(ev)
+		return
 	}
 	switch ev.GetType() {
 	case "text.delta":
@@ -155,8 +162,26 @@ func (t *turn) write(w io.Writer, s string) {
 	}
 }
 
+// line prints an event as JSON.
+func (t *turn) line(ev *daemonv1.PromptResponse) {
+	switch ev.GetType() {
+	case "error":
+		t.failure = ev.GetContent()
+	case "turn.finish":
+		t.reason = ev.GetReason()
+	}
+	enc := json.NewEncoder(t.text)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(newEventJSON(ev)); err != nil && t.err == nil {
+		t.err = err
+	}
+}
+
 // summary says how long the turn took, what it cost and how to go on.
 func (t *turn) summary() error {
+	if t.json {
+		return t.err
+	}
 	if t.session != "" {
 		t.note("  turn took %s%s; go on with --session %s", duration(t.took.Milliseconds()), tokens(t.usage), neutral(t.session, false))
 	}

@@ -721,6 +721,138 @@ func (x *ImportSessionsResponse) GetNotes() int64 {
 	return 0
 }
 
+type PromptObjectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Text  string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	// A JSON Schema, at most 256 KiB.
+	Schema []byte `protobuf:"bytes,3,opt,name=schema,proto3" json:"schema,omitempty"`
+	// What the object is called and is, for the model.
+	Name          string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Description   string `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromptObjectRequest) Reset() {
+	*x = PromptObjectRequest{}
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromptObjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromptObjectRequest) ProtoMessage() {}
+
+func (x *PromptObjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromptObjectRequest.ProtoReflect.Descriptor instead.
+func (*PromptObjectRequest) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PromptObjectRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *PromptObjectRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *PromptObjectRequest) GetSchema() []byte {
+	if x != nil {
+		return x.Schema
+	}
+	return nil
+}
+
+func (x *PromptObjectRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PromptObjectRequest) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+type PromptObjectResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// JSON.
+	Object []byte `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	// UUIDv7 of the run.
+	RunId         string `protobuf:"bytes,2,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromptObjectResponse) Reset() {
+	*x = PromptObjectResponse{}
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromptObjectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromptObjectResponse) ProtoMessage() {}
+
+func (x *PromptObjectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromptObjectResponse.ProtoReflect.Descriptor instead.
+func (*PromptObjectResponse) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *PromptObjectResponse) GetObject() []byte {
+	if x != nil {
+		return x.Object
+	}
+	return nil
+}
+
+func (x *PromptObjectResponse) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
 type Note struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ^[a-z0-9][a-z0-9_-]{0,63}$
@@ -740,7 +872,7 @@ type Note struct {
 
 func (x *Note) Reset() {
 	*x = Note{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[12]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +884,7 @@ func (x *Note) String() string {
 func (*Note) ProtoMessage() {}
 
 func (x *Note) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[12]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +897,7 @@ func (x *Note) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Note.ProtoReflect.Descriptor instead.
 func (*Note) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{12}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Note) GetKey() string {
@@ -820,7 +952,7 @@ type ListNotesRequest struct {
 
 func (x *ListNotesRequest) Reset() {
 	*x = ListNotesRequest{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[13]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +964,7 @@ func (x *ListNotesRequest) String() string {
 func (*ListNotesRequest) ProtoMessage() {}
 
 func (x *ListNotesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[13]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +977,7 @@ func (x *ListNotesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNotesRequest.ProtoReflect.Descriptor instead.
 func (*ListNotesRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{13}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListNotesRequest) GetAgent() string {
@@ -871,7 +1003,7 @@ type ListNotesResponse struct {
 
 func (x *ListNotesResponse) Reset() {
 	*x = ListNotesResponse{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[14]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +1015,7 @@ func (x *ListNotesResponse) String() string {
 func (*ListNotesResponse) ProtoMessage() {}
 
 func (x *ListNotesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[14]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1028,7 @@ func (x *ListNotesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNotesResponse.ProtoReflect.Descriptor instead.
 func (*ListNotesResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{14}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListNotesResponse) GetNotes() []*Note {
@@ -916,7 +1048,7 @@ type GetNoteRequest struct {
 
 func (x *GetNoteRequest) Reset() {
 	*x = GetNoteRequest{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[15]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1060,7 @@ func (x *GetNoteRequest) String() string {
 func (*GetNoteRequest) ProtoMessage() {}
 
 func (x *GetNoteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[15]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1073,7 @@ func (x *GetNoteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNoteRequest.ProtoReflect.Descriptor instead.
 func (*GetNoteRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{15}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetNoteRequest) GetAgent() string {
@@ -967,7 +1099,7 @@ type GetNoteResponse struct {
 
 func (x *GetNoteResponse) Reset() {
 	*x = GetNoteResponse{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[16]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1111,7 @@ func (x *GetNoteResponse) String() string {
 func (*GetNoteResponse) ProtoMessage() {}
 
 func (x *GetNoteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[16]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1124,7 @@ func (x *GetNoteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNoteResponse.ProtoReflect.Descriptor instead.
 func (*GetNoteResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{16}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetNoteResponse) GetNote() *Note {
@@ -1014,7 +1146,7 @@ type SetNoteRequest struct {
 
 func (x *SetNoteRequest) Reset() {
 	*x = SetNoteRequest{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[17]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1026,7 +1158,7 @@ func (x *SetNoteRequest) String() string {
 func (*SetNoteRequest) ProtoMessage() {}
 
 func (x *SetNoteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[17]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1039,7 +1171,7 @@ func (x *SetNoteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNoteRequest.ProtoReflect.Descriptor instead.
 func (*SetNoteRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{17}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetNoteRequest) GetAgent() string {
@@ -1074,7 +1206,7 @@ type SetNoteResponse struct {
 
 func (x *SetNoteResponse) Reset() {
 	*x = SetNoteResponse{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[18]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1218,7 @@ func (x *SetNoteResponse) String() string {
 func (*SetNoteResponse) ProtoMessage() {}
 
 func (x *SetNoteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[18]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1231,7 @@ func (x *SetNoteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNoteResponse.ProtoReflect.Descriptor instead.
 func (*SetNoteResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{18}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetNoteResponse) GetNote() *Note {
@@ -1126,7 +1258,7 @@ type RemoveNoteRequest struct {
 
 func (x *RemoveNoteRequest) Reset() {
 	*x = RemoveNoteRequest{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[19]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +1270,7 @@ func (x *RemoveNoteRequest) String() string {
 func (*RemoveNoteRequest) ProtoMessage() {}
 
 func (x *RemoveNoteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[19]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +1283,7 @@ func (x *RemoveNoteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNoteRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNoteRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{19}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RemoveNoteRequest) GetAgent() string {
@@ -1176,7 +1308,7 @@ type RemoveNoteResponse struct {
 
 func (x *RemoveNoteResponse) Reset() {
 	*x = RemoveNoteResponse{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[20]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1320,7 @@ func (x *RemoveNoteResponse) String() string {
 func (*RemoveNoteResponse) ProtoMessage() {}
 
 func (x *RemoveNoteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[20]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1333,7 @@ func (x *RemoveNoteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNoteResponse.ProtoReflect.Descriptor instead.
 func (*RemoveNoteResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{20}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{22}
 }
 
 type PinNoteRequest struct {
@@ -1216,7 +1348,7 @@ type PinNoteRequest struct {
 
 func (x *PinNoteRequest) Reset() {
 	*x = PinNoteRequest{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[21]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1228,7 +1360,7 @@ func (x *PinNoteRequest) String() string {
 func (*PinNoteRequest) ProtoMessage() {}
 
 func (x *PinNoteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[21]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1241,7 +1373,7 @@ func (x *PinNoteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinNoteRequest.ProtoReflect.Descriptor instead.
 func (*PinNoteRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{21}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PinNoteRequest) GetAgent() string {
@@ -1274,7 +1406,7 @@ type PinNoteResponse struct {
 
 func (x *PinNoteResponse) Reset() {
 	*x = PinNoteResponse{}
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[22]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1418,7 @@ func (x *PinNoteResponse) String() string {
 func (*PinNoteResponse) ProtoMessage() {}
 
 func (x *PinNoteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[22]
+	mi := &file_otters_daemon_v1_conversations_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1431,7 @@ func (x *PinNoteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinNoteResponse.ProtoReflect.Descriptor instead.
 func (*PinNoteResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{22}
+	return file_otters_daemon_v1_conversations_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PinNoteResponse) GetNote() *Note {
@@ -1359,7 +1491,16 @@ const file_otters_daemon_v1_conversations_proto_rawDesc = "" +
 	"\x05turns\x18\x02 \x01(\x03R\x05turns\x12\x1a\n" +
 	"\bmessages\x18\x03 \x01(\x03R\bmessages\x12\x1c\n" +
 	"\tsummaries\x18\x04 \x01(\x03R\tsummaries\x12\x14\n" +
-	"\x05notes\x18\x05 \x01(\x03R\x05notes\"\xa2\x01\n" +
+	"\x05notes\x18\x05 \x01(\x03R\x05notes\"\x8d\x01\n" +
+	"\x13PromptObjectRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x16\n" +
+	"\x06schema\x18\x03 \x01(\fR\x06schema\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x05 \x01(\tR\vdescription\"E\n" +
+	"\x14PromptObjectResponse\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\fR\x06object\x12\x15\n" +
+	"\x06run_id\x18\x02 \x01(\tR\x05runId\"\xa2\x01\n" +
 	"\x04Note\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12\x18\n" +
@@ -1396,13 +1537,14 @@ const file_otters_daemon_v1_conversations_proto_rawDesc = "" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x14\n" +
 	"\x05unpin\x18\x03 \x01(\bR\x05unpin\"=\n" +
 	"\x0fPinNoteResponse\x12*\n" +
-	"\x04note\x18\x01 \x01(\v2\x16.otters.daemon.v1.NoteR\x04note2\xa1\a\n" +
+	"\x04note\x18\x01 \x01(\v2\x16.otters.daemon.v1.NoteR\x04note2\x80\b\n" +
 	"\x13ConversationService\x12]\n" +
 	"\fListSessions\x12%.otters.daemon.v1.ListSessionsRequest\x1a&.otters.daemon.v1.ListSessionsResponse\x12\\\n" +
 	"\vShowSession\x12$.otters.daemon.v1.ShowSessionRequest\x1a%.otters.daemon.v1.ShowSessionResponse0\x01\x12`\n" +
 	"\rRemoveSession\x12&.otters.daemon.v1.RemoveSessionRequest\x1a'.otters.daemon.v1.RemoveSessionResponse\x12e\n" +
 	"\x0eExportSessions\x12'.otters.daemon.v1.ExportSessionsRequest\x1a(.otters.daemon.v1.ExportSessionsResponse0\x01\x12e\n" +
-	"\x0eImportSessions\x12'.otters.daemon.v1.ImportSessionsRequest\x1a(.otters.daemon.v1.ImportSessionsResponse(\x01\x12T\n" +
+	"\x0eImportSessions\x12'.otters.daemon.v1.ImportSessionsRequest\x1a(.otters.daemon.v1.ImportSessionsResponse(\x01\x12]\n" +
+	"\fPromptObject\x12%.otters.daemon.v1.PromptObjectRequest\x1a&.otters.daemon.v1.PromptObjectResponse\x12T\n" +
 	"\tListNotes\x12\".otters.daemon.v1.ListNotesRequest\x1a#.otters.daemon.v1.ListNotesResponse\x12N\n" +
 	"\aGetNote\x12 .otters.daemon.v1.GetNoteRequest\x1a!.otters.daemon.v1.GetNoteResponse\x12N\n" +
 	"\aSetNote\x12 .otters.daemon.v1.SetNoteRequest\x1a!.otters.daemon.v1.SetNoteResponse\x12W\n" +
@@ -1422,7 +1564,7 @@ func file_otters_daemon_v1_conversations_proto_rawDescGZIP() []byte {
 	return file_otters_daemon_v1_conversations_proto_rawDescData
 }
 
-var file_otters_daemon_v1_conversations_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_otters_daemon_v1_conversations_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_otters_daemon_v1_conversations_proto_goTypes = []any{
 	(*Session)(nil),                // 0: otters.daemon.v1.Session
 	(*ListSessionsRequest)(nil),    // 1: otters.daemon.v1.ListSessionsRequest
@@ -1436,47 +1578,51 @@ var file_otters_daemon_v1_conversations_proto_goTypes = []any{
 	(*ImportSessionsRequest)(nil),  // 9: otters.daemon.v1.ImportSessionsRequest
 	(*ImportSessionsOptions)(nil),  // 10: otters.daemon.v1.ImportSessionsOptions
 	(*ImportSessionsResponse)(nil), // 11: otters.daemon.v1.ImportSessionsResponse
-	(*Note)(nil),                   // 12: otters.daemon.v1.Note
-	(*ListNotesRequest)(nil),       // 13: otters.daemon.v1.ListNotesRequest
-	(*ListNotesResponse)(nil),      // 14: otters.daemon.v1.ListNotesResponse
-	(*GetNoteRequest)(nil),         // 15: otters.daemon.v1.GetNoteRequest
-	(*GetNoteResponse)(nil),        // 16: otters.daemon.v1.GetNoteResponse
-	(*SetNoteRequest)(nil),         // 17: otters.daemon.v1.SetNoteRequest
-	(*SetNoteResponse)(nil),        // 18: otters.daemon.v1.SetNoteResponse
-	(*RemoveNoteRequest)(nil),      // 19: otters.daemon.v1.RemoveNoteRequest
-	(*RemoveNoteResponse)(nil),     // 20: otters.daemon.v1.RemoveNoteResponse
-	(*PinNoteRequest)(nil),         // 21: otters.daemon.v1.PinNoteRequest
-	(*PinNoteResponse)(nil),        // 22: otters.daemon.v1.PinNoteResponse
+	(*PromptObjectRequest)(nil),    // 12: otters.daemon.v1.PromptObjectRequest
+	(*PromptObjectResponse)(nil),   // 13: otters.daemon.v1.PromptObjectResponse
+	(*Note)(nil),                   // 14: otters.daemon.v1.Note
+	(*ListNotesRequest)(nil),       // 15: otters.daemon.v1.ListNotesRequest
+	(*ListNotesResponse)(nil),      // 16: otters.daemon.v1.ListNotesResponse
+	(*GetNoteRequest)(nil),         // 17: otters.daemon.v1.GetNoteRequest
+	(*GetNoteResponse)(nil),        // 18: otters.daemon.v1.GetNoteResponse
+	(*SetNoteRequest)(nil),         // 19: otters.daemon.v1.SetNoteRequest
+	(*SetNoteResponse)(nil),        // 20: otters.daemon.v1.SetNoteResponse
+	(*RemoveNoteRequest)(nil),      // 21: otters.daemon.v1.RemoveNoteRequest
+	(*RemoveNoteResponse)(nil),     // 22: otters.daemon.v1.RemoveNoteResponse
+	(*PinNoteRequest)(nil),         // 23: otters.daemon.v1.PinNoteRequest
+	(*PinNoteResponse)(nil),        // 24: otters.daemon.v1.PinNoteResponse
 }
 var file_otters_daemon_v1_conversations_proto_depIdxs = []int32{
 	0,  // 0: otters.daemon.v1.ListSessionsResponse.sessions:type_name -> otters.daemon.v1.Session
 	10, // 1: otters.daemon.v1.ImportSessionsRequest.options:type_name -> otters.daemon.v1.ImportSessionsOptions
-	12, // 2: otters.daemon.v1.ListNotesResponse.notes:type_name -> otters.daemon.v1.Note
-	12, // 3: otters.daemon.v1.GetNoteResponse.note:type_name -> otters.daemon.v1.Note
-	12, // 4: otters.daemon.v1.SetNoteResponse.note:type_name -> otters.daemon.v1.Note
-	12, // 5: otters.daemon.v1.PinNoteResponse.note:type_name -> otters.daemon.v1.Note
+	14, // 2: otters.daemon.v1.ListNotesResponse.notes:type_name -> otters.daemon.v1.Note
+	14, // 3: otters.daemon.v1.GetNoteResponse.note:type_name -> otters.daemon.v1.Note
+	14, // 4: otters.daemon.v1.SetNoteResponse.note:type_name -> otters.daemon.v1.Note
+	14, // 5: otters.daemon.v1.PinNoteResponse.note:type_name -> otters.daemon.v1.Note
 	1,  // 6: otters.daemon.v1.ConversationService.ListSessions:input_type -> otters.daemon.v1.ListSessionsRequest
 	3,  // 7: otters.daemon.v1.ConversationService.ShowSession:input_type -> otters.daemon.v1.ShowSessionRequest
 	5,  // 8: otters.daemon.v1.ConversationService.RemoveSession:input_type -> otters.daemon.v1.RemoveSessionRequest
 	7,  // 9: otters.daemon.v1.ConversationService.ExportSessions:input_type -> otters.daemon.v1.ExportSessionsRequest
 	9,  // 10: otters.daemon.v1.ConversationService.ImportSessions:input_type -> otters.daemon.v1.ImportSessionsRequest
-	13, // 11: otters.daemon.v1.ConversationService.ListNotes:input_type -> otters.daemon.v1.ListNotesRequest
-	15, // 12: otters.daemon.v1.ConversationService.GetNote:input_type -> otters.daemon.v1.GetNoteRequest
-	17, // 13: otters.daemon.v1.ConversationService.SetNote:input_type -> otters.daemon.v1.SetNoteRequest
-	19, // 14: otters.daemon.v1.ConversationService.RemoveNote:input_type -> otters.daemon.v1.RemoveNoteRequest
-	21, // 15: otters.daemon.v1.ConversationService.PinNote:input_type -> otters.daemon.v1.PinNoteRequest
-	2,  // 16: otters.daemon.v1.ConversationService.ListSessions:output_type -> otters.daemon.v1.ListSessionsResponse
-	4,  // 17: otters.daemon.v1.ConversationService.ShowSession:output_type -> otters.daemon.v1.ShowSessionResponse
-	6,  // 18: otters.daemon.v1.ConversationService.RemoveSession:output_type -> otters.daemon.v1.RemoveSessionResponse
-	8,  // 19: otters.daemon.v1.ConversationService.ExportSessions:output_type -> otters.daemon.v1.ExportSessionsResponse
-	11, // 20: otters.daemon.v1.ConversationService.ImportSessions:output_type -> otters.daemon.v1.ImportSessionsResponse
-	14, // 21: otters.daemon.v1.ConversationService.ListNotes:output_type -> otters.daemon.v1.ListNotesResponse
-	16, // 22: otters.daemon.v1.ConversationService.GetNote:output_type -> otters.daemon.v1.GetNoteResponse
-	18, // 23: otters.daemon.v1.ConversationService.SetNote:output_type -> otters.daemon.v1.SetNoteResponse
-	20, // 24: otters.daemon.v1.ConversationService.RemoveNote:output_type -> otters.daemon.v1.RemoveNoteResponse
-	22, // 25: otters.daemon.v1.ConversationService.PinNote:output_type -> otters.daemon.v1.PinNoteResponse
-	16, // [16:26] is the sub-list for method output_type
-	6,  // [6:16] is the sub-list for method input_type
+	12, // 11: otters.daemon.v1.ConversationService.PromptObject:input_type -> otters.daemon.v1.PromptObjectRequest
+	15, // 12: otters.daemon.v1.ConversationService.ListNotes:input_type -> otters.daemon.v1.ListNotesRequest
+	17, // 13: otters.daemon.v1.ConversationService.GetNote:input_type -> otters.daemon.v1.GetNoteRequest
+	19, // 14: otters.daemon.v1.ConversationService.SetNote:input_type -> otters.daemon.v1.SetNoteRequest
+	21, // 15: otters.daemon.v1.ConversationService.RemoveNote:input_type -> otters.daemon.v1.RemoveNoteRequest
+	23, // 16: otters.daemon.v1.ConversationService.PinNote:input_type -> otters.daemon.v1.PinNoteRequest
+	2,  // 17: otters.daemon.v1.ConversationService.ListSessions:output_type -> otters.daemon.v1.ListSessionsResponse
+	4,  // 18: otters.daemon.v1.ConversationService.ShowSession:output_type -> otters.daemon.v1.ShowSessionResponse
+	6,  // 19: otters.daemon.v1.ConversationService.RemoveSession:output_type -> otters.daemon.v1.RemoveSessionResponse
+	8,  // 20: otters.daemon.v1.ConversationService.ExportSessions:output_type -> otters.daemon.v1.ExportSessionsResponse
+	11, // 21: otters.daemon.v1.ConversationService.ImportSessions:output_type -> otters.daemon.v1.ImportSessionsResponse
+	13, // 22: otters.daemon.v1.ConversationService.PromptObject:output_type -> otters.daemon.v1.PromptObjectResponse
+	16, // 23: otters.daemon.v1.ConversationService.ListNotes:output_type -> otters.daemon.v1.ListNotesResponse
+	18, // 24: otters.daemon.v1.ConversationService.GetNote:output_type -> otters.daemon.v1.GetNoteResponse
+	20, // 25: otters.daemon.v1.ConversationService.SetNote:output_type -> otters.daemon.v1.SetNoteResponse
+	22, // 26: otters.daemon.v1.ConversationService.RemoveNote:output_type -> otters.daemon.v1.RemoveNoteResponse
+	24, // 27: otters.daemon.v1.ConversationService.PinNote:output_type -> otters.daemon.v1.PinNoteResponse
+	17, // [17:28] is the sub-list for method output_type
+	6,  // [6:17] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1497,7 +1643,7 @@ func file_otters_daemon_v1_conversations_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_otters_daemon_v1_conversations_proto_rawDesc), len(file_otters_daemon_v1_conversations_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

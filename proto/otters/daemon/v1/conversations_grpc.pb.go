@@ -26,6 +26,7 @@ const (
 	ConversationService_RemoveSession_FullMethodName  = "/otters.daemon.v1.ConversationService/RemoveSession"
 	ConversationService_ExportSessions_FullMethodName = "/otters.daemon.v1.ConversationService/ExportSessions"
 	ConversationService_ImportSessions_FullMethodName = "/otters.daemon.v1.ConversationService/ImportSessions"
+	ConversationService_PromptObject_FullMethodName   = "/otters.daemon.v1.ConversationService/PromptObject"
 	ConversationService_ListNotes_FullMethodName      = "/otters.daemon.v1.ConversationService/ListNotes"
 	ConversationService_GetNote_FullMethodName        = "/otters.daemon.v1.ConversationService/GetNote"
 	ConversationService_SetNote_FullMethodName        = "/otters.daemon.v1.ConversationService/SetNote"
@@ -53,6 +54,9 @@ type ConversationServiceClient interface {
 	ExportSessions(ctx context.Context, in *ExportSessionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSessionsResponse], error)
 	// ImportSessions stores what ExportSessions returned in an agent that does not run: all or nothing.
 	ImportSessions(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportSessionsRequest, ImportSessionsResponse], error)
+	// PromptObject asks the model of an agent that runs for one JSON object that fits a JSON Schema,
+	// without session and tools. Cancelling the call cancels the turn.
+	PromptObject(ctx context.Context, in *PromptObjectRequest, opts ...grpc.CallOption) (*PromptObjectResponse, error)
 	// ListNotes lists the notes of an agent that runs, without their contents.
 	ListNotes(ctx context.Context, in *ListNotesRequest, opts ...grpc.CallOption) (*ListNotesResponse, error)
 	// GetNote returns one note.
@@ -144,6 +148,16 @@ func (c *conversationServiceClient) ImportSessions(ctx context.Context, opts ...
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ConversationService_ImportSessionsClient = grpc.ClientStreamingClient[ImportSessionsRequest, ImportSessionsResponse]
 
+func (c *conversationServiceClient) PromptObject(ctx context.Context, in *PromptObjectRequest, opts ...grpc.CallOption) (*PromptObjectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PromptObjectResponse)
+	err := c.cc.Invoke(ctx, ConversationService_PromptObject_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *conversationServiceClient) ListNotes(ctx context.Context, in *ListNotesRequest, opts ...grpc.CallOption) (*ListNotesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListNotesResponse)
@@ -214,6 +228,9 @@ type ConversationServiceServer interface {
 	ExportSessions(*ExportSessionsRequest, grpc.ServerStreamingServer[ExportSessionsResponse]) error
 	// ImportSessions stores what ExportSessions returned in an agent that does not run: all or nothing.
 	ImportSessions(grpc.ClientStreamingServer[ImportSessionsRequest, ImportSessionsResponse]) error
+	// PromptObject asks the model of an agent that runs for one JSON object that fits a JSON Schema,
+	// without session and tools. Cancelling the call cancels the turn.
+	PromptObject(context.Context, *PromptObjectRequest) (*PromptObjectResponse, error)
 	// ListNotes lists the notes of an agent that runs, without their contents.
 	ListNotes(context.Context, *ListNotesRequest) (*ListNotesResponse, error)
 	// GetNote returns one note.
@@ -248,6 +265,9 @@ func (UnimplementedConversationServiceServer) ExportSessions(*ExportSessionsRequ
 }
 func (UnimplementedConversationServiceServer) ImportSessions(grpc.ClientStreamingServer[ImportSessionsRequest, ImportSessionsResponse]) error {
 	return status.Error(codes.Unimplemented, "method ImportSessions not implemented")
+}
+func (UnimplementedConversationServiceServer) PromptObject(context.Context, *PromptObjectRequest) (*PromptObjectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PromptObject not implemented")
 }
 func (UnimplementedConversationServiceServer) ListNotes(context.Context, *ListNotesRequest) (*ListNotesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListNotes not implemented")
@@ -349,6 +369,24 @@ func _ConversationService_ImportSessions_Handler(srv interface{}, stream grpc.Se
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ConversationService_ImportSessionsServer = grpc.ClientStreamingServer[ImportSessionsRequest, ImportSessionsResponse]
+
+func _ConversationService_PromptObject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PromptObjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).PromptObject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_PromptObject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).PromptObject(ctx, req.(*PromptObjectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 func _ConversationService_ListNotes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListNotesRequest)
@@ -454,6 +492,10 @@ var ConversationService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveSession",
 			Handler:    _ConversationService_RemoveSession_Handler,
+		},
+		{
+			MethodName: "PromptObject",
+			Handler:    _ConversationService_PromptObject_Handler,
 		},
 		{
 			MethodName: "ListNotes",

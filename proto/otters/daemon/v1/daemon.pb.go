@@ -2781,8 +2781,15 @@ type PromptRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// Session to go on with; empty starts a new one, whose id the first event carries.
-	SessionId     string `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Text          string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	SessionId string `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Text      string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	// Answer the session's newest prompt again, as a new branch; text is then empty.
+	Regenerate bool `protobuf:"varint,20,opt,name=regenerate,proto3" json:"regenerate,omitempty"`
+	// At most 16, together at most 10 MiB; the runtime says which it takes.
+	Attachments []*Attachment `protobuf:"bytes,21,rep,name=attachments,proto3" json:"attachments,omitempty"`
+	// What to do while the session is busy with another turn: wait or refuse; empty is wait. A runtime
+	// that does not know how to refuse waits.
+	Busy          string `protobuf:"bytes,22,opt,name=busy,proto3" json:"busy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2838,6 +2845,90 @@ func (x *PromptRequest) GetText() string {
 	return ""
 }
 
+func (x *PromptRequest) GetRegenerate() bool {
+	if x != nil {
+		return x.Regenerate
+	}
+	return false
+}
+
+func (x *PromptRequest) GetAttachments() []*Attachment {
+	if x != nil {
+		return x.Attachments
+	}
+	return nil
+}
+
+func (x *PromptRequest) GetBusy() string {
+	if x != nil {
+		return x.Busy
+	}
+	return ""
+}
+
+// A file given with a prompt.
+type Attachment struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Base name of the file.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// RFC 6838 media type.
+	MediaType     string `protobuf:"bytes,2,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
+	Data          []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attachment) Reset() {
+	*x = Attachment{}
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attachment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attachment) ProtoMessage() {}
+
+func (x *Attachment) ProtoReflect() protoreflect.Message {
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
+func (*Attachment) Descriptor() ([]byte, []int) {
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *Attachment) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Attachment) GetMediaType() string {
+	if x != nil {
+		return x.MediaType
+	}
+	return ""
+}
+
+func (x *Attachment) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type PromptResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// UUIDv7 of the run, on the first event only.
@@ -2859,7 +2950,7 @@ type PromptResponse struct {
 
 func (x *PromptResponse) Reset() {
 	*x = PromptResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +2962,7 @@ func (x *PromptResponse) String() string {
 func (*PromptResponse) ProtoMessage() {}
 
 func (x *PromptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[43]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +2975,7 @@ func (x *PromptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptResponse.ProtoReflect.Descriptor instead.
 func (*PromptResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{43}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PromptResponse) GetRunId() string {
@@ -2969,7 +3060,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3072,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[44]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3085,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{44}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Usage) GetInputTokens() int64 {
@@ -3040,7 +3131,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3143,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[45]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3156,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{45}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LogsRequest) GetAgent() string {
@@ -3109,7 +3200,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[46]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3212,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[46]
+	mi := &file_otters_daemon_v1_daemon_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3225,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{46}
+	return file_otters_daemon_v1_daemon_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LogsResponse) GetAtMs() int64 {
@@ -3364,12 +3455,23 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"9\n" +
 	"\x13RemoveAgentResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"X\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xcc\x01\n" +
 	"\rPromptRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\tR\x04text\"\x9d\x02\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x1e\n" +
+	"\n" +
+	"regenerate\x18\x14 \x01(\bR\n" +
+	"regenerate\x12>\n" +
+	"\vattachments\x18\x15 \x03(\v2\x1c.otters.daemon.v1.AttachmentR\vattachments\x12\x12\n" +
+	"\x04busy\x18\x16 \x01(\tR\x04busy\"S\n" +
+	"\n" +
+	"Attachment\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"media_type\x18\x02 \x01(\tR\tmediaType\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"\x9d\x02\n" +
 	"\x0ePromptResponse\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1d\n" +
 	"\n" +
@@ -3434,7 +3536,7 @@ func file_otters_daemon_v1_daemon_proto_rawDescGZIP() []byte {
 	return file_otters_daemon_v1_daemon_proto_rawDescData
 }
 
-var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_otters_daemon_v1_daemon_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_otters_daemon_v1_daemon_proto_goTypes = []any{
 	(*AmbiguousName)(nil),        // 0: otters.daemon.v1.AmbiguousName
 	(*Hint)(nil),                 // 1: otters.daemon.v1.Hint
@@ -3479,22 +3581,23 @@ var file_otters_daemon_v1_daemon_proto_goTypes = []any{
 	(*RemoveAgentRequest)(nil),   // 40: otters.daemon.v1.RemoveAgentRequest
 	(*RemoveAgentResponse)(nil),  // 41: otters.daemon.v1.RemoveAgentResponse
 	(*PromptRequest)(nil),        // 42: otters.daemon.v1.PromptRequest
-	(*PromptResponse)(nil),       // 43: otters.daemon.v1.PromptResponse
-	(*Usage)(nil),                // 44: otters.daemon.v1.Usage
-	(*LogsRequest)(nil),          // 45: otters.daemon.v1.LogsRequest
-	(*LogsResponse)(nil),         // 46: otters.daemon.v1.LogsResponse
-	nil,                          // 47: otters.daemon.v1.BuildOptions.BuildArgsEntry
-	nil,                          // 48: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
-	nil,                          // 49: otters.daemon.v1.Agent.ConfigsEntry
+	(*Attachment)(nil),           // 43: otters.daemon.v1.Attachment
+	(*PromptResponse)(nil),       // 44: otters.daemon.v1.PromptResponse
+	(*Usage)(nil),                // 45: otters.daemon.v1.Usage
+	(*LogsRequest)(nil),          // 46: otters.daemon.v1.LogsRequest
+	(*LogsResponse)(nil),         // 47: otters.daemon.v1.LogsResponse
+	nil,                          // 48: otters.daemon.v1.BuildOptions.BuildArgsEntry
+	nil,                          // 49: otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	nil,                          // 50: otters.daemon.v1.Agent.ConfigsEntry
 }
 var file_otters_daemon_v1_daemon_proto_depIdxs = []int32{
 	17, // 0: otters.daemon.v1.AmbiguousName.candidates:type_name -> otters.daemon.v1.AgentSummary
 	4,  // 1: otters.daemon.v1.InfoResponse.confinement:type_name -> otters.daemon.v1.Confinement
 	8,  // 2: otters.daemon.v1.BuildRequest.options:type_name -> otters.daemon.v1.BuildOptions
-	47, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
+	48, // 3: otters.daemon.v1.BuildOptions.build_args:type_name -> otters.daemon.v1.BuildOptions.BuildArgsEntry
 	12, // 4: otters.daemon.v1.ListImagesResponse.images:type_name -> otters.daemon.v1.Image
 	13, // 5: otters.daemon.v1.CreateAgentRequest.envs:type_name -> otters.daemon.v1.EnvVar
-	48, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
+	49, // 6: otters.daemon.v1.CreateAgentRequest.configs:type_name -> otters.daemon.v1.CreateAgentRequest.ConfigsEntry
 	15, // 7: otters.daemon.v1.CreateAgentRequest.mounts:type_name -> otters.daemon.v1.Mount
 	17, // 8: otters.daemon.v1.CreateAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
 	17, // 9: otters.daemon.v1.ListAgentsResponse.agents:type_name -> otters.daemon.v1.AgentSummary
@@ -3502,7 +3605,7 @@ var file_otters_daemon_v1_daemon_proto_depIdxs = []int32{
 	17, // 11: otters.daemon.v1.Agent.summary:type_name -> otters.daemon.v1.AgentSummary
 	4,  // 12: otters.daemon.v1.Agent.confinement:type_name -> otters.daemon.v1.Confinement
 	24, // 13: otters.daemon.v1.Agent.tools:type_name -> otters.daemon.v1.Tool
-	49, // 14: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
+	50, // 14: otters.daemon.v1.Agent.configs:type_name -> otters.daemon.v1.Agent.ConfigsEntry
 	25, // 15: otters.daemon.v1.Agent.last_exit:type_name -> otters.daemon.v1.LastExit
 	15, // 16: otters.daemon.v1.Agent.mounts:type_name -> otters.daemon.v1.Mount
 	23, // 17: otters.daemon.v1.Agent.limits:type_name -> otters.daemon.v1.Limit
@@ -3513,44 +3616,45 @@ var file_otters_daemon_v1_daemon_proto_depIdxs = []int32{
 	17, // 22: otters.daemon.v1.KillAgentResponse.agent:type_name -> otters.daemon.v1.AgentSummary
 	37, // 23: otters.daemon.v1.ExecRequest.start:type_name -> otters.daemon.v1.ExecStart
 	39, // 24: otters.daemon.v1.ExecResponse.exit:type_name -> otters.daemon.v1.ExecExit
-	44, // 25: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
-	2,  // 26: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
-	5,  // 27: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
-	7,  // 28: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
-	10, // 29: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
-	14, // 30: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
-	18, // 31: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
-	20, // 32: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
-	26, // 33: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
-	28, // 34: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
-	30, // 35: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
-	40, // 36: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
-	32, // 37: otters.daemon.v1.DaemonService.RestartAgent:input_type -> otters.daemon.v1.RestartAgentRequest
-	34, // 38: otters.daemon.v1.DaemonService.KillAgent:input_type -> otters.daemon.v1.KillAgentRequest
-	36, // 39: otters.daemon.v1.DaemonService.Exec:input_type -> otters.daemon.v1.ExecRequest
-	42, // 40: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
-	45, // 41: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
-	3,  // 42: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
-	6,  // 43: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
-	9,  // 44: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
-	11, // 45: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
-	16, // 46: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
-	19, // 47: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
-	21, // 48: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
-	27, // 49: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
-	29, // 50: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
-	31, // 51: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
-	41, // 52: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
-	33, // 53: otters.daemon.v1.DaemonService.RestartAgent:output_type -> otters.daemon.v1.RestartAgentResponse
-	35, // 54: otters.daemon.v1.DaemonService.KillAgent:output_type -> otters.daemon.v1.KillAgentResponse
-	38, // 55: otters.daemon.v1.DaemonService.Exec:output_type -> otters.daemon.v1.ExecResponse
-	43, // 56: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
-	46, // 57: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
-	42, // [42:58] is the sub-list for method output_type
-	26, // [26:42] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	43, // 25: otters.daemon.v1.PromptRequest.attachments:type_name -> otters.daemon.v1.Attachment
+	45, // 26: otters.daemon.v1.PromptResponse.usage:type_name -> otters.daemon.v1.Usage
+	2,  // 27: otters.daemon.v1.DaemonService.Info:input_type -> otters.daemon.v1.InfoRequest
+	5,  // 28: otters.daemon.v1.DaemonService.Shutdown:input_type -> otters.daemon.v1.ShutdownRequest
+	7,  // 29: otters.daemon.v1.DaemonService.Build:input_type -> otters.daemon.v1.BuildRequest
+	10, // 30: otters.daemon.v1.DaemonService.ListImages:input_type -> otters.daemon.v1.ListImagesRequest
+	14, // 31: otters.daemon.v1.DaemonService.CreateAgent:input_type -> otters.daemon.v1.CreateAgentRequest
+	18, // 32: otters.daemon.v1.DaemonService.ListAgents:input_type -> otters.daemon.v1.ListAgentsRequest
+	20, // 33: otters.daemon.v1.DaemonService.GetAgent:input_type -> otters.daemon.v1.GetAgentRequest
+	26, // 34: otters.daemon.v1.DaemonService.WatchAgent:input_type -> otters.daemon.v1.WatchAgentRequest
+	28, // 35: otters.daemon.v1.DaemonService.StartAgent:input_type -> otters.daemon.v1.StartAgentRequest
+	30, // 36: otters.daemon.v1.DaemonService.StopAgent:input_type -> otters.daemon.v1.StopAgentRequest
+	40, // 37: otters.daemon.v1.DaemonService.RemoveAgent:input_type -> otters.daemon.v1.RemoveAgentRequest
+	32, // 38: otters.daemon.v1.DaemonService.RestartAgent:input_type -> otters.daemon.v1.RestartAgentRequest
+	34, // 39: otters.daemon.v1.DaemonService.KillAgent:input_type -> otters.daemon.v1.KillAgentRequest
+	36, // 40: otters.daemon.v1.DaemonService.Exec:input_type -> otters.daemon.v1.ExecRequest
+	42, // 41: otters.daemon.v1.DaemonService.Prompt:input_type -> otters.daemon.v1.PromptRequest
+	46, // 42: otters.daemon.v1.DaemonService.Logs:input_type -> otters.daemon.v1.LogsRequest
+	3,  // 43: otters.daemon.v1.DaemonService.Info:output_type -> otters.daemon.v1.InfoResponse
+	6,  // 44: otters.daemon.v1.DaemonService.Shutdown:output_type -> otters.daemon.v1.ShutdownResponse
+	9,  // 45: otters.daemon.v1.DaemonService.Build:output_type -> otters.daemon.v1.BuildResponse
+	11, // 46: otters.daemon.v1.DaemonService.ListImages:output_type -> otters.daemon.v1.ListImagesResponse
+	16, // 47: otters.daemon.v1.DaemonService.CreateAgent:output_type -> otters.daemon.v1.CreateAgentResponse
+	19, // 48: otters.daemon.v1.DaemonService.ListAgents:output_type -> otters.daemon.v1.ListAgentsResponse
+	21, // 49: otters.daemon.v1.DaemonService.GetAgent:output_type -> otters.daemon.v1.GetAgentResponse
+	27, // 50: otters.daemon.v1.DaemonService.WatchAgent:output_type -> otters.daemon.v1.WatchAgentResponse
+	29, // 51: otters.daemon.v1.DaemonService.StartAgent:output_type -> otters.daemon.v1.StartAgentResponse
+	31, // 52: otters.daemon.v1.DaemonService.StopAgent:output_type -> otters.daemon.v1.StopAgentResponse
+	41, // 53: otters.daemon.v1.DaemonService.RemoveAgent:output_type -> otters.daemon.v1.RemoveAgentResponse
+	33, // 54: otters.daemon.v1.DaemonService.RestartAgent:output_type -> otters.daemon.v1.RestartAgentResponse
+	35, // 55: otters.daemon.v1.DaemonService.KillAgent:output_type -> otters.daemon.v1.KillAgentResponse
+	38, // 56: otters.daemon.v1.DaemonService.Exec:output_type -> otters.daemon.v1.ExecResponse
+	44, // 57: otters.daemon.v1.DaemonService.Prompt:output_type -> otters.daemon.v1.PromptResponse
+	47, // 58: otters.daemon.v1.DaemonService.Logs:output_type -> otters.daemon.v1.LogsResponse
+	43, // [43:59] is the sub-list for method output_type
+	27, // [27:43] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_otters_daemon_v1_daemon_proto_init() }
@@ -3572,14 +3676,14 @@ func file_otters_daemon_v1_daemon_proto_init() {
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_otters_daemon_v1_daemon_proto_msgTypes[45].OneofWrappers = []any{}
+	file_otters_daemon_v1_daemon_proto_msgTypes[46].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_otters_daemon_v1_daemon_proto_rawDesc), len(file_otters_daemon_v1_daemon_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -50,6 +50,9 @@ const (
 	// ConversationServiceImportSessionsProcedure is the fully-qualified name of the
 	// ConversationService's ImportSessions RPC.
 	ConversationServiceImportSessionsProcedure = "/otters.daemon.v1.ConversationService/ImportSessions"
+	// ConversationServicePromptObjectProcedure is the fully-qualified name of the ConversationService's
+	// PromptObject RPC.
+	ConversationServicePromptObjectProcedure = "/otters.daemon.v1.ConversationService/PromptObject"
 	// ConversationServiceListNotesProcedure is the fully-qualified name of the ConversationService's
 	// ListNotes RPC.
 	ConversationServiceListNotesProcedure = "/otters.daemon.v1.ConversationService/ListNotes"
@@ -80,6 +83,9 @@ type ConversationServiceClient interface {
 	ExportSessions(context.Context, *v1.ExportSessionsRequest) (*connect.ServerStreamForClient[v1.ExportSessionsResponse], error)
 	// ImportSessions stores what ExportSessions returned in an agent that does not run: all or nothing.
 	ImportSessions(context.Context) (*connect.ClientStreamForClientSimple[v1.ImportSessionsRequest, v1.ImportSessionsResponse], error)
+	// PromptObject asks the model of an agent that runs for one JSON object that fits a JSON Schema,
+	// without session and tools. Cancelling the call cancels the turn.
+	PromptObject(context.Context, *v1.PromptObjectRequest) (*v1.PromptObjectResponse, error)
 	// ListNotes lists the notes of an agent that runs, without their contents.
 	ListNotes(context.Context, *v1.ListNotesRequest) (*v1.ListNotesResponse, error)
 	// GetNote returns one note.
@@ -133,6 +139,12 @@ func NewConversationServiceClient(httpClient connect.HTTPClient, baseURL string,
 			connect.WithSchema(conversationServiceMethods.ByName("ImportSessions")),
 			connect.WithClientOptions(opts...),
 		),
+		promptObject: connect.NewClient[v1.PromptObjectRequest, v1.PromptObjectResponse](
+			httpClient,
+			baseURL+ConversationServicePromptObjectProcedure,
+			connect.WithSchema(conversationServiceMethods.ByName("PromptObject")),
+			connect.WithClientOptions(opts...),
+		),
 		listNotes: connect.NewClient[v1.ListNotesRequest, v1.ListNotesResponse](
 			httpClient,
 			baseURL+ConversationServiceListNotesProcedure,
@@ -173,6 +185,7 @@ type conversationServiceClient struct {
 	removeSession  *connect.Client[v1.RemoveSessionRequest, v1.RemoveSessionResponse]
 	exportSessions *connect.Client[v1.ExportSessionsRequest, v1.ExportSessionsResponse]
 	importSessions *connect.Client[v1.ImportSessionsRequest, v1.ImportSessionsResponse]
+	promptObject   *connect.Client[v1.PromptObjectRequest, v1.PromptObjectResponse]
 	listNotes      *connect.Client[v1.ListNotesRequest, v1.ListNotesResponse]
 	getNote        *connect.Client[v1.GetNoteRequest, v1.GetNoteResponse]
 	setNote        *connect.Client[v1.SetNoteRequest, v1.SetNoteResponse]
@@ -211,6 +224,15 @@ func (c *conversationServiceClient) ExportSessions(ctx context.Context, req *v1.
 // ImportSessions calls otters.daemon.v1.ConversationService.ImportSessions.
 func (c *conversationServiceClient) ImportSessions(ctx context.Context) (*connect.ClientStreamForClientSimple[v1.ImportSessionsRequest, v1.ImportSessionsResponse], error) {
 	return c.importSessions.CallClientStreamSimple(ctx)
+}
+
+// PromptObject calls otters.daemon.v1.ConversationService.PromptObject.
+func (c *conversationServiceClient) PromptObject(ctx context.Context, req *v1.PromptObjectRequest) (*v1.PromptObjectResponse, error) {
+	response, err := c.promptObject.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListNotes calls otters.daemon.v1.ConversationService.ListNotes.
@@ -272,6 +294,9 @@ type ConversationServiceHandler interface {
 	ExportSessions(context.Context, *v1.ExportSessionsRequest, *connect.ServerStream[v1.ExportSessionsResponse]) error
 	// ImportSessions stores what ExportSessions returned in an agent that does not run: all or nothing.
 	ImportSessions(context.Context, *connect.ClientStream[v1.ImportSessionsRequest]) (*v1.ImportSessionsResponse, error)
+	// PromptObject asks the model of an agent that runs for one JSON object that fits a JSON Schema,
+	// without session and tools. Cancelling the call cancels the turn.
+	PromptObject(context.Context, *v1.PromptObjectRequest) (*v1.PromptObjectResponse, error)
 	// ListNotes lists the notes of an agent that runs, without their contents.
 	ListNotes(context.Context, *v1.ListNotesRequest) (*v1.ListNotesResponse, error)
 	// GetNote returns one note.
@@ -321,6 +346,12 @@ func NewConversationServiceHandler(svc ConversationServiceHandler, opts ...conne
 		connect.WithSchema(conversationServiceMethods.ByName("ImportSessions")),
 		connect.WithHandlerOptions(opts...),
 	)
+	conversationServicePromptObjectHandler := connect.NewUnaryHandlerSimple(
+		ConversationServicePromptObjectProcedure,
+		svc.PromptObject,
+		connect.WithSchema(conversationServiceMethods.ByName("PromptObject")),
+		connect.WithHandlerOptions(opts...),
+	)
 	conversationServiceListNotesHandler := connect.NewUnaryHandlerSimple(
 		ConversationServiceListNotesProcedure,
 		svc.ListNotes,
@@ -363,6 +394,8 @@ func NewConversationServiceHandler(svc ConversationServiceHandler, opts ...conne
 			conversationServiceExportSessionsHandler.ServeHTTP(w, r)
 		case ConversationServiceImportSessionsProcedure:
 			conversationServiceImportSessionsHandler.ServeHTTP(w, r)
+		case ConversationServicePromptObjectProcedure:
+			conversationServicePromptObjectHandler.ServeHTTP(w, r)
 		case ConversationServiceListNotesProcedure:
 			conversationServiceListNotesHandler.ServeHTTP(w, r)
 		case ConversationServiceGetNoteProcedure:
@@ -400,6 +433,10 @@ func (UnimplementedConversationServiceHandler) ExportSessions(context.Context, *
 
 func (UnimplementedConversationServiceHandler) ImportSessions(context.Context, *connect.ClientStream[v1.ImportSessionsRequest]) (*v1.ImportSessionsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("otters.daemon.v1.ConversationService.ImportSessions is not implemented"))
+}
+
+func (UnimplementedConversationServiceHandler) PromptObject(context.Context, *v1.PromptObjectRequest) (*v1.PromptObjectResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("otters.daemon.v1.ConversationService.PromptObject is not implemented"))
 }
 
 func (UnimplementedConversationServiceHandler) ListNotes(context.Context, *v1.ListNotesRequest) (*v1.ListNotesResponse, error) {
