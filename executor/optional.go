@@ -77,11 +77,13 @@ type StreamExecer interface {
 	ExecStream(ctx context.Context, bin string, args []string, stdin io.Reader, stdout, stderr io.Writer) ExecResult
 }
 
-// SessionExecer runs the session command of the runtime of an agent that does not run, as docs/runtime.md
-// has it, in a sandbox of the agent without network, ENV, key and token: verb is ls, show, rm, export or
-// import, and args are what follows --root. Streams and result are those of StreamExecer. Err wraps
-// ErrNotImplemented for a runtime whose image does not say that it has the command.
+// SessionExecer is an agent whose sessions can be reached while it does not run.
 type SessionExecer interface {
+	// ExecSession runs the session command of the agent's own runtime, as docs/runtime.md has it, in a
+	// sandbox of the agent without network, ENV, key and token: verb is ls, show, rm, export or import,
+	// and args are what follows --root. Streams and result are those of StreamExecer. An agent that runs
+	// is an error; one whose runtime's image does not say that it has the command wraps
+	// ErrNotImplemented.
 	ExecSession(ctx context.Context, verb string, args []string, stdin io.Reader, stdout, stderr io.Writer) ExecResult
 }
 
