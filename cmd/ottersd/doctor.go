@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,7 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/otters-sh/otters/internal/breakout"
@@ -44,8 +45,63 @@ type check struct {
 type level struct {
 	Level     sandbox.Level `json:"level"`
 	Supported bool          `json:"supported"`
+	// Lacks is why the host can't give it.
+	Lacks string `json:"lacks,omitempty"`
+	// Limits tell what would bound an agent, or why nothing can.
+	Limits []limit `json:"limits,omitempty"`
 	// Attacks are there with --attack.
 	Attacks []breakout.Report `json:"attacks,omitempty"`
+}
+
+// groupFix is how to get limits.
+const groupFix = "run the daemon as root, or in a control group that is delegated to its user, as systemd does for a user's service with Delegate=yes"
+
+// limit is memory, cpus or pids.
+type limit struct {
+	Name string `json:"name"`
+	// By is what enforces it, empty where nothing does; Lacks then tells why.
+	By    string `json:"by,omitempty"`
+	Lacks string `json:"lacks,omitempty"`
+}
+
+// tryLevels asks what the host gives.
+func (d *diagnosis) tryLevels(monitor string) error {
+	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitor, Warm: -1})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	for _, name := range []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict} {
+		told := level{Level: name, Supported: true}
+		if err := l.Lacks(name); err != nil {
+			told.Supported, told.Lacks = false, err.Error()
+		} else {
+			told.Limits = limitsAt(l, name)
+		}
+		d.Levels = append(d.Levels, told)
+	}
+	return nil
+}
+
+// limitsAt asks for each limit alone.
+func limitsAt(l *sandbox.Launcher, at sandbox.Level) []limit {
+	var all []limit
+	for _, ask := range []struct {
+		name   string
+		limits sandbox.Limits
+	}{
+		{sandbox.LimitMemory, sandbox.Limits{Memory: sandbox.MinMemory}}, {sandbox.LimitCPU, sandbox.Limits{CPU: sandbox.MinCPU}},
+		{sandbox.LimitPIDs, sandbox.Limits{PIDs: sandbox.MinPIDs}},
+	} {
+		told := limit{Name: ask.name}
+		if by, err := l.LimitedBy(at, ask.limits); err != nil {
+			told.Lacks = err.Error()
+		} else if len(by) > 0 {
+			told.By = by[0].Mechanism
+		}
+		all = append(all, told)
+	}
+	return all
 }
 
 // doctor explains what this host can confine with, what it lacks, and how to get that.
@@ -67,9 +123,8 @@ func doctor(ctx context.Context, args []string, stdout io.Writer) error {
 	monitor, err := beside("otters-sandbox")
 	d := diagnosis{Platform: runtime.GOOS + "/" + runtime.GOARCH, User: os.Geteuid(), Checks: hostChecks()}
 	if d.Checks = append([]check{programCheck("otters-sandbox", monitor, err)}, d.Checks...); err == nil {
-		supported := sandbox.Supported()
-		for _, l := range []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict} {
-			d.Levels = append(d.Levels, level{Level: l, Supported: slices.Contains(supported, l)})
+		if err := d.tryLevels(monitor); err != nil {
+			return err
 		}
 		d.Checks = append(d.Checks, limitChecks(monitor)...)
 	}
@@ -144,11 +199,30 @@ func (d *diagnosis) print(w io.Writer) error {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%v\n", c.Name, state, c.Found, c.For)
 	}
 	fmt.Fprintln(tw)
-	fmt.Fprintln(tw, "LEVEL\tSUPPORTED")
+	fmt.Fprintln(tw, "LEVEL\tSUPPORTED\tMEMORY\tCPUS\tPIDS")
+	var lacks strings.Builder
+	var missing string
 	for _, l := range d.Levels {
-		fmt.Fprintf(tw, "%s\t%t\n", l.Level, l.Supported)
+		fmt.Fprintf(tw, "%s\t%t", l.Level, l.Supported)
+		for _, limit := range l.Limits {
+			by := limit.By
+			if by == "" {
+				by, missing = "-", cmp.Or(missing, limit.Lacks)
+			}
+			fmt.Fprintf(tw, "\t%s", by)
+		}
+		fmt.Fprintln(tw)
+		if l.Lacks != "" {
+			fmt.Fprintf(&lacks, "\n%s\n", l.Lacks)
+		}
 	}
 	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if missing != "" {
+		fmt.Fprintf(&lacks, "\n-: %s; %s (--format json tells why for each)\n", missing, groupFix)
+	}
+	if _, err := io.WriteString(w, lacks.String()); err != nil {
 		return err
 	}
 	for _, c := range d.Checks {
