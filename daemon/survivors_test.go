@@ -182,3 +182,55 @@ func (d *testDaemon) cancelExec(agent, bin string, args ...string) error {
 	}
 	return err
 }
+
+// K7: a runtime that floods its log, and one that takes every processor, hold up nobody else. How
+// much slower the others are is for the benchmarks.
+func TestOthersGoOnBesideAFloodAndASpin(t *testing.T) {
+	t.Parallel()
+	home := newHome(t)
+	writeHome(t, home, "config.yaml", "ready-timeout: 1h\nlog-max-size: 64KiB\nlog-files: 2\n")
+	d := boot(t, home)
+	d.image("guide", guide)
+	for _, role := range []string{"flood", "spin"} {
+		d.image(role, map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nEXEC [\"role-" + role + "\"]\n"})
+		d.create(&daemonv1.CreateAgentRequest{Image: role, Name: role, RuntimePath: filepath.Join(programsForTest(t), "otters-attack")})
+		d.deaf(role)
+	}
+	older := d.sup.logPath(d.agent("flood").id) + ".1"
+	rotated := func() os.FileInfo {
+		t.Helper()
+		for end := time.Now().Add(60 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if info, err := os.Stat(older); err == nil {
+				return info
+			}
+		}
+		t.Fatal("the log of the flood is never rotated")
+		return nil
+	}
+	before := rotated()
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: "other"})
+	d.await("other", "ready")
+	for range 5 {
+		if got := d.ask("other", "", "use wc -l on ../etc/data/lines.txt"); got.reason != "done" || len(got.results) != 1 {
+			t.Errorf("turn: %+v", got)
+		}
+		if r, err := collect(d.exec(t.Context(), "other", "wc", "-l", "../etc/data/lines.txt")); err != nil || r.code != 0 {
+			t.Errorf("exec: %+v, %v", r, err)
+		}
+	}
+	// It floods still, and its log takes no more room.
+	for end := time.Now().Add(60 * time.Second); os.SameFile(before, rotated()); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the flood has ended")
+		}
+	}
+	files, err := filepath.Glob(d.sup.logPath(d.agent("flood").id) + "*")
+	if err != nil || len(files) > 3 { // one may be on its way
+		t.Errorf("files of the log: %q, %v", files, err)
+	}
+	for _, name := range []string{"flood", "spin"} {
+		if a := d.get(name); a.GetPid() == 0 {
+			t.Errorf("%s does not run any more: %v", name, a)
+		}
+	}
+}

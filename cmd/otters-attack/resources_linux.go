@@ -5,6 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -169,6 +172,33 @@ func brood([]string) error {
 	}
 	fmt.Println("bred")
 	time.Sleep(survivorTime)
+	return nil
+}
+
+// flood writes to both streams as fast as it can.
+func flood([]string) error {
+	line := []byte(strings.Repeat("a flood ", 16) + "\n")
+	for end := time.Now().Add(survivorTime); time.Now().Before(end); {
+		for _, f := range []*os.File{os.Stdout, os.Stderr} {
+			if _, err := f.Write(line); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// spin takes every processor.
+func spin([]string) error {
+	fmt.Println("spins")
+	var all sync.WaitGroup
+	for range runtime.NumCPU() {
+		all.Go(func() {
+			for end := time.Now().Add(survivorTime); time.Now().Before(end); {
+			}
+		})
+	}
+	all.Wait()
 	return nil
 }
 

@@ -24,6 +24,8 @@ var roles = map[string]func([]string) error{
 	"role-survivor": survive,
 	"role-middle":   startSurvivor,
 	"role-brood":    brood,
+	"role-flood":    flood,
+	"role-spin":     spin,
 	"role-victim":   victim,
 	"role-idle":     idle,
 }
