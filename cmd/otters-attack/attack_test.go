@@ -34,6 +34,8 @@ const (
 	patience = 8 * time.Minute
 
 	levelVariable = "OTTERS_ATTACK_TEST_LEVEL"
+	// limitsVariable asks for an attacker with limits.
+	limitsVariable = "OTTERS_ATTACK_TEST_LIMITS"
 )
 
 // built are the programs under test.
@@ -100,7 +102,12 @@ func asUser(level sandbox.Level) int {
 	syscall.Umask(0)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	var limits sandbox.Limits
+	if os.Getenv(limitsVariable) != "" {
+		limits = sandbox.Limits{Memory: 256 << 20, PIDs: 300}
+	}
 	reports, err := breakout.Run(ctx, breakout.Options{
+		Limits: limits,
 		Attack: os.Args[1], Monitor: os.Args[2], Setuid: os.Args[3], Level: level,
 		// Once for each daemon: it is the same at every level.
 		Bare: level == sandbox.Off,
@@ -116,7 +123,7 @@ func asUser(level sandbox.Level) int {
 }
 
 // attack runs everything in a process of its own, as root or as the ordinary user.
-func attack(t *testing.T, level sandbox.Level, daemon string) []breakout.Report {
+func attack(t *testing.T, level sandbox.Level, daemon string, env ...string) []breakout.Report {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -137,6 +144,7 @@ func attack(t *testing.T, level sandbox.Level, daemon string) []breakout.Report 
 	cmd := exec.Command(self, built.attack, built.monitor, setuid)
 	cmd.Dir = "/"
 	cmd.Env = []string{levelVariable + "=" + string(level), "TMPDIR=" + tmp, "PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0", "OPENAI_API_KEY=of-the-daemon"}
+	cmd.Env = append(cmd.Env, env...)
 	mode := os.FileMode(0o711)
 	if daemon == "user" && os.Geteuid() == 0 {
 		mode = 0o700
@@ -206,6 +214,24 @@ func splitBare(reports []breakout.Report) (map[string]bool, []breakout.Report) {
 		}
 		return r.Role == breakout.Bare
 	})
+}
+
+// K7: with limits the bombs do not go off, and nothing else gets out for that.
+func TestLimitsBoundTheBombs(t *testing.T) {
+	t.Parallel()
+	if !slices.Contains(sandbox.Supported(), sandbox.Strict) {
+		t.Skip("this host does not give level strict, where every host limits memory and processes")
+	}
+	listed := map[string]bool{}
+	for _, e := range exceptions(t) {
+		listed[e.id] = listed[e.id] || e.level == string(sandbox.Strict)
+	}
+	for _, r := range attack(t, sandbox.Strict, "user", limitsVariable+"=1") {
+		bomb := r.ID == "fork-bomb" || r.ID == "memory-bomb"
+		if r.Outcome == breakout.Succeeded && (bomb || !listed[r.ID]) || bomb && r.Outcome != breakout.Denied || r.Twin != "ok" {
+			t.Errorf("%s, as %s: %s: %s; twin %s: %s", r.ID, r.Role, r.Outcome, r.Evidence, r.Twin, r.TwinEvidence)
+		}
+	}
 }
 
 // check compares what succeeded, as runtime or as tool, with what is listed. What is listed for

@@ -32,6 +32,8 @@ const (
 type Options struct {
 	Attack, Monitor string
 	Level           sandbox.Level
+	// Limits bound the agent that attacks; the zero value is none.
+	Limits sandbox.Limits
 	// Setuid is the path of a set-user-id copy of Attack that belongs to root; empty makes one
 	// where this process is root, and skips that attack elsewhere.
 	Setuid string

@@ -117,6 +117,8 @@ func (h *host) create(ctx context.Context, id uuid.UUID, tag string, out io.Writ
 	if tag == "victim" {
 		g.secret = h.secret
 		opts = append(opts, h.proxy()...)
+	} else {
+		opts = append(opts, system.WithLimits(h.opts.Limits))
 	}
 	h.closers = append(h.closers, g.close)
 	a, err := h.provider.CreateWithOptions(ctx, id, spec.Reference{Name: "attack", Tag: tag}, opts, spec.WithExtraEnvs(env))
