@@ -42,10 +42,11 @@ test: ## run all tests with the race detector
 	GORACE=atexit_sleep_ms=0 go test -race $(TAGS) $(PACKAGES)
 	cd internal/tools && go vet ./...
 
-lint: ## check formatting, go vet and staticcheck
+lint: ## check formatting, go vet, staticcheck, and that another system than Linux builds
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted, run gofmt -w on:"; echo "$$unformatted"; exit 1; }
 	go vet $(TAGS) $(PACKAGES)
 	$(STATICCHECK) $(TAGS) $(PACKAGES)
+	GOOS=darwin CGO_ENABLED=0 go build $(TAGS) ./...
 
 generate: ## generate the Go code of proto/
 	cd internal/tools && go run ./protogen -root ../../proto

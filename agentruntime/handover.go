@@ -4,13 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"os"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -43,7 +40,7 @@ type Handover struct {
 func Inherit(getenv func(string) string) (Handover, error) {
 	var h Handover
 	// Tools get none of what this process was given, named or not.
-	if err := unix.CloseRange(firstFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+	if err := closeOnExecFrom(firstFD); err != nil {
 		return h, fmt.Errorf("keep descriptors from tools: %w", err)
 	}
 	count := getenv("LISTEN_FDS")

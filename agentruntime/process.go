@@ -171,8 +171,7 @@ func awaitGroup(ctx context.Context, leader int) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for unix.Waitid(unix.P_PID, leader, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
-		}
+		awaitExit(leader)
 	}()
 	select {
 	case <-ended:

@@ -15,10 +15,10 @@ import (
 	"os"
 	"sync"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/otters-sh/otters/internal/gate"
 	"github.com/otters-sh/otters/internal/home"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
@@ -130,19 +130,11 @@ func checkPeer(conn *net.UnixConn, own int) error {
 	if own == 0 {
 		return nil
 	}
-	raw, err := conn.SyscallConn()
+	uid, err := gate.PeerUID(conn)
 	if err != nil {
-		return err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err := errors.Join(err, credErr); err != nil {
 		return fmt.Errorf("peer credentials: %w", err)
 	}
-	if uid := int(cred.Uid); uid != own && uid != 0 {
+	if uid != own && uid != 0 {
 		return fmt.Errorf("it is served by user %d, not by your own %d or root; use the socket of your own daemon", uid, own)
 	}
 	return nil

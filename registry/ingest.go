@@ -13,7 +13,6 @@ import (
 	"sync"
 
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sys/unix"
 	"oras.land/oras-go/v2/errdef"
 )
 
@@ -85,8 +84,7 @@ func (g *ingest) toFile(p []byte) error {
 		return err
 	}
 	if n := g.size + int64(len(p)); n-g.started >= g.store.writeBackStep() {
-		// Only a hint: the sync in finish is what counts.
-		_ = unix.SyncFileRange(int(g.file.Fd()), g.started, n-g.started, unix.SYNC_FILE_RANGE_WRITE)
+		startWriteBack(g.file, g.started, n-g.started)
 		g.started = n
 	}
 	return nil

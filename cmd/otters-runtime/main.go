@@ -84,10 +84,8 @@ func serve(args []string) int {
 	if flags.NArg() > 0 {
 		return misused(fmt.Sprintf("serve: unexpected argument %q", flags.Arg(0)))
 	}
-	// The environment holds the agent's token. Tools run as the same user, and only this keeps them
-	// from reading it in /proc.
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return failed(fmt.Errorf("make the process non-dumpable: %w", err))
+	if err := hideEnvironment(); err != nil {
+		return failed(err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -14,8 +14,6 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/otters-sh/otters/agentruntime"
 	"github.com/otters-sh/otters/loop"
 )
@@ -46,8 +44,8 @@ func prompt(args []string) int {
 	case q.Regenerate && q.Session == "":
 		return misused("prompt: --regenerate needs --session")
 	}
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return failed(fmt.Errorf("make the process non-dumpable: %w", err))
+	if err := hideEnvironment(); err != nil {
+		return failed(err)
 	}
 	if !q.Regenerate {
 		var err error

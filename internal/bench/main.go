@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command bench measures Otters beside floors of the same run. It builds what it measures itself,
 // with the flags of a release, into a temporary folder, and leaves nothing behind.
 //

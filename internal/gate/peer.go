@@ -42,6 +42,9 @@ func (c checked) Accept() (net.Conn, error) {
 	}
 }
 
+// PeerUID is the user id that the other end of conn, a connection on a Unix socket, had when it connected.
+func PeerUID(conn *net.UnixConn) (int, error) { return peerUID(conn) }
+
 // CheckPeer tells who is at the other end of a connection on a Unix socket, and refuses everybody
 // but this process's effective user and root. A client uses it to know that it speaks to the daemon
 // of its own user. Errors wrap ErrPeer.
