@@ -44,7 +44,8 @@ type offlineCall struct {
 }
 
 // offline runs the agent's own runtime on the sessions, one call at a time. The database is never
-// opened here: the agent can write it.
+// opened here: the agent can write it. What the command says is written by the caller's goroutine: a
+// client that does not read holds its own call up, and not the end of the command.
 func (a *supervised) offline(ctx, ending context.Context, c offlineCall) error {
 	unit, ok := a.unit.(executor.SessionExecer)
 	if !ok {
@@ -55,18 +56,29 @@ func (a *supervised) offline(ctx, ending context.Context, c offlineCall) error {
 	defer context.AfterFunc(ending, func() { cancel(errClosed) })()
 	select {
 	case a.offlineSlot <- struct{}{}:
-		defer func() { <-a.offlineSlot }()
 	case <-ctx.Done():
 		return a.offlineError(ctx, c, executor.ExecResult{Err: ctx.Err()}, "")
 	}
 	e, err := a.enlistOffline(cancel)
 	if err != nil {
+		<-a.offlineSlot
 		return err
 	}
-	defer a.discharge(e)
 	errs := &complaint{}
-	res := unit.ExecSession(ctx, c.verb, c.args, c.stdin, c.stdout, errs)
-	return a.offlineError(ctx, c, res, errs.line())
+	said, says := io.Pipe()
+	defer context.AfterFunc(ctx, func() { _ = said.CloseWithError(context.Cause(ctx)) })()
+	done := make(chan executor.ExecResult, 1)
+	a.sup.work.Go(func() {
+		res := unit.ExecSession(ctx, c.verb, c.args, c.stdin, says, errs)
+		_ = says.Close()
+		a.discharge(e)
+		<-a.offlineSlot
+		done <- res
+	})
+	if _, err := io.Copy(c.stdout, said); err != nil {
+		cancel(err)
+	}
+	return a.offlineError(ctx, c, <-done, errs.line())
 }
 
 // enlistOffline counts a call in, unless the agent runs or is to run.

@@ -169,7 +169,7 @@ func TestACmdThatTakesFilesIsHandedTheListenerForARuntimeThatTakesIt(t *testing.
 		}
 		store := image(t, plain)
 		p := system.NewProvider(memfs.New(), func(spec.Reference) oras.ReadOnlyTarget { return store },
-			append(c.opts, system.WithHostFS(memfs.New()), system.WithPuller(pullSelf), system.WithAgentDefaults(system.WithSpawner(spawner)))...)
+			append(c.opts, system.WithHostFS(memfs.New()), system.WithPuller(pullText), system.WithAgentDefaults(system.WithSpawner(spawner)))...)
 		a := created(t, p, nil)
 		if err := a.Probe(t.Context()); name == "both take it" && !errors.Is(err, system.ErrNotRunning) {
 			t.Errorf("%s: a probe ahead of the start: %v", name, err)
@@ -194,6 +194,12 @@ func TestACmdThatTakesFilesIsHandedTheListenerForARuntimeThatTakesIt(t *testing.
 			t.Error(err)
 		}
 	}
+}
+
+// pullText is for programs that a Spawner only names.
+func pullText(_ context.Context, _ spec.Reference, w io.Writer) error {
+	_, err := io.WriteString(w, "program")
+	return err
 }
 
 // started waits until the agent's process is there.

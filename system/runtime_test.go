@@ -88,7 +88,7 @@ func withMonitor(m *testing.M) (int, error) {
 	}
 	// Inside strict there is no loader, so that a program is static.
 	program = filepath.Join(dir, "program")
-	cmd = exec.Command("go", "test", "-c", "-tags", "grpcnotrace", "-o", program, ".")
+	cmd = exec.Command("go", "test", "-c", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", program, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build program: %w: %s", err, out)
