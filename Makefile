@@ -86,7 +86,7 @@ fuzz:
 # A process that writes the registry, or an agent's handle, is killed at random instants; what it wrote
 # must come back whole.
 crash:
-	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -run TestR11KilledStore -v -timeout 1h ./registry
+	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestR11KilledStore -v -timeout 1h ./registry
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestAKilledWriterLeavesAWholeHandle -v -timeout 1h ./system
 
 # Agents under many clients at once, while runtimes and monitors are killed and held up, the disk fills and the registry

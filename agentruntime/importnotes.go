@@ -72,7 +72,7 @@ func noteQuota(dir string) (noteLimits, error) {
 		return noteLimits{}, err
 	}
 	defer root.Close()
-	f, err := root.Open(workspace.AgentYAML)
+	f, err := openRegular(root, workspace.AgentYAML)
 	if err != nil {
 		return noteLimits{}, fmt.Errorf("%w: %w", ErrConfig, err)
 	}

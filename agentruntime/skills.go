@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -29,6 +30,8 @@ const (
 	maxSkillFile        = 256 << 10
 	maxSkillName        = 64
 	maxSkillDescription = 1024
+	// maxSkillEntries bounds what is looked at of the folder; what lies beyond is not seen.
+	maxSkillEntries = 4096
 )
 
 // skill is a folder of instructions that the model reads when it needs them.
@@ -45,8 +48,8 @@ func readSkills(root *os.Root) (skills []skill, warnings []string) {
 		return nil, []string{"skills: " + err.Error()}
 	}
 	defer dir.Close()
-	entries, err := dir.ReadDir(-1)
-	if err != nil {
+	entries, err := dir.ReadDir(maxSkillEntries)
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, []string{"skills: " + err.Error()}
 	}
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"regexp"
 	"strconv"
+	"strings"
+	"unicode"
 
 	"connectrpc.com/connect"
 	"google.golang.org/grpc"
@@ -80,9 +82,10 @@ type runtimeCall struct {
 }
 
 func (s conversationService) call(ctx context.Context, what string, a *supervised) (runtimeCall, func()) {
+	ctx, expire := context.WithTimeout(ctx, offlineTime)
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(s.ending, func() { cancel(errClosed) })
-	return runtimeCall{ctx, cancel, what + " of agent " + a.name}, func() { stop(); cancel(nil) }
+	return runtimeCall{ctx, cancel, what + " of agent " + a.name}, func() { stop(); cancel(nil); expire() }
 }
 
 // lacks says that an agent's runtime has no such call.
@@ -122,6 +125,9 @@ func (c runtimeCall) fails(err error) error {
 func checkKeptSession(id string) error {
 	if id == "" || len(id) > maxKeptSessionID {
 		return fail(codes.InvalidArgument, "", "session: an id has 1 to %d bytes, this one %d", maxKeptSessionID, len(id))
+	}
+	if strings.ContainsFunc(id, unicode.IsControl) {
+		return fail(codes.InvalidArgument, "", "session: an id has no control characters")
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// offlineTime bounds what lists, shows or removes; a transfer is as long as its client takes.
+	// offlineTime bounds what lists, shows or changes, whoever answers; a transfer is as long as its client takes.
 	offlineTime = 2 * time.Minute
 	// maxTransfer bounds an export and what is read of one, in bytes; it is the runtime's bound too.
 	maxTransfer = 4 << 30

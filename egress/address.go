@@ -47,15 +47,25 @@ var (
 	nat64     = netip.MustParsePrefix("64:ff9b::/96")
 )
 
+// embedded is the IPv4 address that a mapped address, or one of NAT64's well-known prefix (RFC 6052),
+// leads to; any other is what it is.
+func embedded(a netip.Addr) netip.Addr {
+	a = a.Unmap()
+	if nat64.Contains(a) {
+		b := a.As16()
+		return netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return a
+}
+
 // kind tells what an address is, empty for a host of the internet.
 func kind(a netip.Addr) string {
 	a = a.Unmap()
 	if a.Zone() != "" {
 		return "of one interface"
 	}
-	if nat64.Contains(a) {
-		b := a.As16()
-		return kind(netip.AddrFrom4([4]byte(b[12:])))
+	if b := embedded(a); b != a {
+		return kind(b)
 	}
 	for _, s := range special {
 		if s.net.Contains(a) {

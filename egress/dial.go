@@ -20,6 +20,8 @@ const (
 	leastDial = 2 * time.Second
 	// maxReported bounds a host in a report that is none, in bytes.
 	maxReported = 255
+	// maxMethod bounds a request's method, in bytes; RFC 9110 knows none of more than 7.
+	maxMethod = 32
 )
 
 // refusal is an answer in place of a connection. problem is an error type of RFC 9209.
@@ -141,7 +143,7 @@ func (d *door) checkAddresses(c *Connection) error {
 				return &refusal{http.StatusBadGateway, "proxy_internal_error", err.Error()}
 			}
 		}
-		if what == "" && slices.Contains(own, a) {
+		if what == "" && slices.Contains(own, embedded(a)) {
 			what = "of the daemon's own machine"
 		}
 		if what == "" {

@@ -170,6 +170,9 @@ func (d *door) handle(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch {
+	case len(r.Method) > maxMethod:
+		r.Method = r.Method[:maxMethod]
+		d.reject(ctx, w, &refusal{http.StatusBadRequest, "http_request_error", fmt.Sprintf("the method has more than %d bytes", maxMethod)})
 	case r.Method == http.MethodConnect:
 		d.tunnel(w, r)
 	case r.URL.Scheme == "http" && r.URL.Host != "":
@@ -248,6 +251,10 @@ func asRefusal(err error) *refusal {
 		return f
 	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.Canceled), errors.Is(err, net.ErrClosed):
 		return &refusal{http.StatusGatewayTimeout, "connection_read_timeout", "the server was silent for too long, or the connection was ended"}
+	}
+	// Addresses of the daemon's machine are not the agent's to know.
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		err = op.Err
 	}
 	return &refusal{http.StatusBadGateway, "http_protocol_error", "the server's answer: " + err.Error()}
 }

@@ -87,8 +87,10 @@ type EndError struct {
 	Err    error
 }
 
+// Error is the text of Err.
 func (e *EndError) Error() string { return e.Err.Error() }
 
+// Unwrap is Err.
 func (e *EndError) Unwrap() error { return e.Err }
 
 // End makes an EndError with a text.

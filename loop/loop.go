@@ -147,8 +147,10 @@ type CallError struct {
 	Err     error
 }
 
+// Error is the message.
 func (e *CallError) Error() string { return e.Message }
 
+// Unwrap is Err.
 func (e *CallError) Unwrap() error { return e.Err }
 
 // Config is what a loop runs with. Only Model is required; zero bounds mean the defaults above.

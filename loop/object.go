@@ -61,6 +61,7 @@ type ObjectError struct {
 	Text string
 }
 
+// Error names every problem.
 func (e *ObjectError) Error() string {
 	list := make([]string, len(e.Problems))
 	for i, p := range e.Problems {

@@ -37,6 +37,7 @@ type Problem struct {
 	Message string
 }
 
+// String is the pointer and the message.
 func (p Problem) String() string {
 	if p.Pointer == "" {
 		return "the object: " + p.Message

@@ -290,7 +290,8 @@ func TestR8ReadersOfAMovingTagSeeWholeImages(t *testing.T) {
 			}
 		})
 	}
-	seen := 0
+	seen := make(chan struct{})
+	var once sync.Once
 	var readers sync.WaitGroup
 	readers.Go(func() {
 		for {
@@ -303,7 +304,7 @@ func TestR8ReadersOfAMovingTagSeeWholeImages(t *testing.T) {
 			if a.status == 404 {
 				continue
 			}
-			seen++
+			once.Do(func() { close(seen) })
 			if !bytes.Equal(a.body, images[0]) && !bytes.Equal(a.body, images[1]) || digest.FromBytes(a.body) != digest.Digest(a.header.Get("Docker-Content-Digest")) {
 				t.Errorf("status %d, %d bytes", a.status, len(a.body))
 			}
@@ -311,6 +312,7 @@ func TestR8ReadersOfAMovingTagSeeWholeImages(t *testing.T) {
 	})
 	wg.Wait()
 	s.want(s.do("PUT", "/v2/app/manifests/moving", images[0], "Content-Type", ocispec.MediaTypeImageManifest), 201, "")
+	<-seen
 	close(stop)
 	readers.Wait()
 	s.want(s.do("GET", "/v2/app/manifests/moving", nil), 200, "")

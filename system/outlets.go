@@ -228,7 +228,7 @@ func (a *Agent) withDestinations(c sandbox.Confinement) sandbox.Confinement {
 	if c.Level == sandbox.Off {
 		c.Open = append(slices.Clone(c.Open), "network: a proxy opens "+list+" alone, and nothing makes the agent use it")
 	} else {
-		c.Enforced = append(slices.Clone(c.Enforced), "network: beyond that a proxy in the daemon opens "+list+", and nothing else")
+		c.Enforced = append(slices.Clone(c.Enforced), "network: beyond that a proxy in the daemon opens "+list)
 	}
 	return c
 }

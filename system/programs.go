@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/go-git/go-billy/v5"
 	"golang.org/x/sync/singleflight"
@@ -31,6 +32,7 @@ const (
 type programs struct {
 	fs     billy.Filesystem
 	flight singleflight.Group
+	mu     sync.Mutex // held while a program gets its name
 }
 
 func newPrograms(root billy.Filesystem, disk bool) (*programs, error) {
@@ -152,13 +154,28 @@ func (s *programs) add(ctx context.Context, pull func(context.Context, io.Writer
 		err = c.Chmod(tmp, 0o555)
 	}
 	if err == nil {
-		err = s.fs.Rename(tmp, s.fs.Join(storeDir, name))
+		err = s.place(tmp, s.fs.Join(storeDir, name))
 	}
 	if err != nil {
 		_ = s.fs.Remove(tmp)
 		return "", err
 	}
 	return name, nil
+}
+
+// place gives a finished file its name. A whole one that has it already stays: the kernel does not
+// mount what was replaced meanwhile, and another agent may be about to.
+func (s *programs) place(tmp, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	is, err := s.fs.Lstat(tmp)
+	if err != nil {
+		return err
+	}
+	if there, err := s.fs.Lstat(name); err == nil && there.Mode().IsRegular() && there.Size() == is.Size() {
+		return s.fs.Remove(tmp)
+	}
+	return s.fs.Rename(tmp, name)
 }
 
 // copyTo writes the program name to w.

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 
 	"github.com/go-git/go-billy/v5/memfs"
+	"github.com/go-git/go-billy/v5/osfs"
 )
 
 // Invariant: a program with a key is pulled once for all that want it, and nobody's end is another's. The
@@ -67,4 +70,53 @@ func TestAPullThatIsGivenUpIsTakenOverByWhoWaitsForIt(t *testing.T) {
 			t.Errorf("%s, %v after %d pulls", name, err, pulls)
 		}
 	})
+}
+
+// Invariant: a program that is there stays the same file, for an agent may be about to get it mounted; one
+// that was cut short does not stay.
+func TestAProgramThatIsThereStaysTheSameFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, err := newPrograms(osfs.New(dir, osfs.WithBoundOS()), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pull := func(_ context.Context, w io.Writer) error {
+		_, err := io.WriteString(w, "program")
+		return err
+	}
+	stored := func() os.FileInfo {
+		name, err := s.install(t.Context(), "", pull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(filepath.Join(dir, storeDir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	first := stored()
+	if again := stored(); !os.SameFile(first, again) {
+		t.Error("the second install replaced it")
+	}
+	path := filepath.Join(dir, storeDir, first.Name())
+	if err := os.Chmod(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 3); err != nil {
+		t.Fatal(err)
+	}
+	if whole := stored(); whole.Size() != int64(len("program")) {
+		t.Errorf("%d bytes", whole.Size())
+	}
+	entries, err := os.ReadDir(filepath.Join(dir, storeDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".new-") {
+			t.Errorf("%s is left", e.Name())
+		}
+	}
 }

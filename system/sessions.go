@@ -38,6 +38,10 @@ func (a *Agent) ExecSession(
 	case !w.sessions:
 		return fail(fmt.Errorf("%w: its runtime's image does not have the label %s=offline", executor.ErrNotImplemented, SessionsLabel))
 	}
+	// One that could not be taken over may live on.
+	if err := a.mustNotRun(ctx); err != nil {
+		return fail(err)
+	}
 	args = append([]string{"session", verb, "--root", a.view().Root}, args...)
 	return a.execProgram(ctx, rt, workspace.RuntimeBin, args, env, stdin, [2]io.Writer{stdout, stderr}, fail)
 }

@@ -68,7 +68,7 @@ func benchRegistry(ctx context.Context, b *built, runs int) ([]row, error) {
 		servers = append(servers, s)
 	}
 	l := &registryLoad{ctx: ctx, servers: servers, scratch: scratch, budget: time.Duration(runs) * 10 * time.Millisecond}
-	steps := []func() ([]row, error){l.floors, l.smallPushes, l.mediumPushes, l.largePushes, l.manifests, l.tags, l.referrers, l.memory}
+	steps := []func() ([]row, error){l.smallPushes, l.mediumPushes, l.largePushes, l.manifests, l.tags, l.referrers, l.memory}
 	for _, step := range steps {
 		more, err := step()
 		if err != nil {
