@@ -27,7 +27,7 @@ STRESS_SHORT := 20s
 STRESS_LONG := 10m
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint generate generate-check bench bench-short soak-short soak fuzz crash stress clean
+.PHONY: help build demo test lint generate generate-check bench bench-short soak-short soak fuzz crash load stress clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -67,12 +67,14 @@ bench-short: ## run the benchmarks of starting and of many agents, small
 soak-short: ## run every fuzz target for a moment, and kill writers dozens of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_SHORT)
 	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_SHORT)
+	@$(MAKE) --no-print-directory load
 	@$(MAKE) --no-print-directory stress STRESS=$(STRESS_SHORT)
 	@$(MAKE) --no-print-directory bench-short
 
 soak: ## run every fuzz target for long, and kill writers hundreds of times
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_LONG)
 	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_LONG)
+	@$(MAKE) --no-print-directory load
 	@$(MAKE) --no-print-directory stress STRESS=$(STRESS_LONG)
 
 # One at a time, as go test has it. A number of inputs, not of seconds: the same work on any machine.
@@ -88,6 +90,11 @@ fuzz:
 crash:
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestR11KilledStore -v -timeout 1h ./registry
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestAKilledWriterLeavesAWholeHandle -v -timeout 1h ./system
+
+# Tests of make test that it leaves out, or does in part, for the time they take.
+load:
+	OTTERS_LOAD=1 GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -run '^(TestR6|TestR7|TestR10|TestTheSuiteTells|TestOthersGoOn|TestNothingGetsOut|TestK16OfADaemon)' \
+		./registry ./executor/executortest ./daemon ./cmd/otters-attack ./cmd/ottersd
 
 # Agents under many clients at once, while runtimes and monitors are killed and held up, the disk fills and the registry
 # breaks, at random: OTTERS_SEED draws the same again.

@@ -51,8 +51,20 @@ func TestALogIsRotatedAndFollowedWithoutALineLost(t *testing.T) {
 	d := boot(t, home)
 	d.image("guide", guide)
 	const lines = 20_000
-	text := fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); echo line $i of a flood that fills one file after the other; done; exit 3", lines)
+	fifo := filepath.Join(t.TempDir(), "go")
+	if err := makeFIFO(fifo); err != nil {
+		t.Fatal(err)
+	}
+	flood := func(from, to int) string {
+		return fmt.Sprintf("i=%d; while [ $i -lt %d ]; do i=$((i+1)); echo line $i of a flood that fills one file after the other; done; ", from, to)
+	}
+	// It goes on once a file is full and the next has begun.
+	text := flood(0, lines/2) + "cat " + fifo + "; " + flood(lines/2, lines) + "exit 3"
 	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: script(t, text)})
+	d.rotated("guide", 1)
+	if err := os.WriteFile(fifo, nil, 0); err != nil { // waits for the reader
+		t.Fatal(err)
+	}
 	stream := d.follow("guide")
 	for i := 1; i <= lines; i++ {
 		next(t, stream, fmt.Sprintf("line %d of a flood that fills one file after the other", i))
@@ -78,6 +90,23 @@ func TestALogIsRotatedAndFollowedWithoutALineLost(t *testing.T) {
 	}
 }
 
+// rotated waits until the agent's log was rotated so often.
+func (d *testDaemon) rotated(name string, times int) {
+	d.t.Helper()
+	a := d.agent(name)
+	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		a.logMu.RLock()
+		n := a.rotations
+		a.logMu.RUnlock()
+		if n >= times {
+			return
+		}
+		if time.Now().After(deadline) {
+			d.t.Fatalf("%d rotations", n)
+		}
+	}
+}
+
 func TestOnlySoManyFilesOfALogAreKept(t *testing.T) {
 	t.Parallel()
 	home := newHome(t)
@@ -85,18 +114,7 @@ func TestOnlySoManyFilesOfALogAreKept(t *testing.T) {
 	d := boot(t, home)
 	d.image("guide", guide)
 	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: script(t, "while :; do echo again and again and again and again and again; done")})
-	a := d.agent("guide")
-	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		a.logMu.RLock()
-		n := a.rotations
-		a.logMu.RUnlock()
-		if n >= 3 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d rotations", n)
-		}
-	}
+	d.rotated("guide", 3)
 	if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "guide"}); err != nil {
 		t.Fatal(err)
 	}

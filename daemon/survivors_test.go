@@ -187,6 +187,9 @@ func (d *testDaemon) cancelExec(agent, bin string, args ...string) error {
 // much slower the others are is for the benchmarks.
 func TestOthersGoOnBesideAFloodAndASpin(t *testing.T) {
 	t.Parallel()
+	if os.Getenv("OTTERS_LOAD") == "" {
+		t.Skip("it takes long; make load runs it")
+	}
 	home := newHome(t)
 	writeHome(t, home, "config.yaml", "ready-timeout: 1h\nlog-max-size: 64KiB\nlog-files: 2\n")
 	d := boot(t, home)

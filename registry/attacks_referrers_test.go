@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
 	"strings"
 	"testing"
 
@@ -39,6 +40,9 @@ func TestR7ReferrersAreWhatSubjectsSay(t *testing.T) {
 
 func TestR7PagesAreBoundedAndEnd(t *testing.T) {
 	t.Parallel()
+	if os.Getenv("OTTERS_LOAD") == "" {
+		t.Skip("it takes long; make load runs it")
+	}
 	s := newServer(t)
 	config := s.pushBlob("app", []byte("{}"))
 	subject := content.NewDescriptorFromBytes(ocispec.MediaTypeImageManifest, []byte("absent"))
@@ -75,6 +79,9 @@ func TestR7PagesAreBoundedAndEnd(t *testing.T) {
 // R6: chains of indexes and of referrers as long as anybody likes are no trouble for a collection.
 func TestR6CollectionOfDeepChains(t *testing.T) {
 	t.Parallel()
+	if os.Getenv("OTTERS_LOAD") == "" {
+		t.Skip("it takes long; make load runs it")
+	}
 	ctx := context.Background()
 	c := &clock{}
 	s := openStore(t, t.TempDir(), registry.Options{Now: c.now})

@@ -143,6 +143,9 @@ func TestR10CollectLeavesPushesInFlightAlone(t *testing.T) {
 // push that found or pushed its blobs is refused, and every tag leads to a whole image.
 func TestR10CollectWhileOthersPush(t *testing.T) {
 	t.Parallel()
+	if os.Getenv("OTTERS_LOAD") == "" {
+		t.Skip("it takes long; make load runs it")
+	}
 	c := &clock{}
 	dir := t.TempDir()
 	s := serve(t, openStore(t, dir, registry.Options{Now: c.now}), registry.HandlerOptions{})

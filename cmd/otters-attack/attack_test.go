@@ -174,7 +174,10 @@ func TestNothingGetsOutThatIsNotListed(t *testing.T) {
 	listed := exceptions(t)
 	daemons := []string{"user"}
 	if os.Geteuid() == 0 {
-		daemons = []string{"root", "user"}
+		daemons = []string{"root"}
+		if os.Getenv("OTTERS_LOAD") != "" { // make load
+			daemons = []string{"root", "user"}
+		}
 	}
 	known := map[string]bool{}
 	bare := map[string]map[string]bool{}
