@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ type editor struct {
 	c      *call
 	script []sedCommand
 	quiet  bool
+	steps  int // for one line; 0 is maxSteps
 	out    io.Writer
 	all    bool // a file that can't be read to its end is an error
 
@@ -137,7 +139,7 @@ func (e *editor) print(line []byte, newline bool) error {
 func (e *editor) cycle() (outcome, error) {
 	steps := 0
 	for i := 0; i < len(e.script); i++ {
-		if steps++; steps > maxSteps {
+		if steps++; steps > cmp.Or(e.steps, maxSteps) {
 			return goOn, errSteps
 		}
 		cmd := &e.script[i]

@@ -453,7 +453,7 @@ func FuzzSed(f *testing.F) {
 		}
 		var out limitedWriter
 		c := newCall(tool{}, nil, io.Discard, io.Discard)
-		e := &editor{c: c, script: commands, out: &out, all: true, in: c.lines(strings.NewReader(text))}
+		e := &editor{c: c, script: commands, out: &out, all: true, steps: 1000, in: c.lines(strings.NewReader(text))}
 		_ = e.lines()
 	})
 }
