@@ -1,9 +1,7 @@
 package daemon
 
 import (
-	"archive/tar"
 	"bytes"
-	"context"
 	"crypto/rand"
 	"errors"
 	"io"
@@ -18,20 +16,11 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/crane"
-	crname "github.com/google/go-containerregistry/pkg/name"
 	otherregistry "github.com/google/go-containerregistry/pkg/registry"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
-	crremote "github.com/google/go-containerregistry/pkg/v1/remote"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"oras.land/oras-go/v2"
-	"oras.land/oras-go/v2/content/oci"
-	"oras.land/oras-go/v2/registry/remote"
 
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
@@ -396,75 +385,6 @@ func TestFromAParentElsewhereIsPinned(t *testing.T) {
 	}
 }
 
-// save returns the archive of images.
-func (d *testDaemon) save(images ...string) ([]byte, error) {
-	d.t.Helper()
-	s, err := d.images().SaveImage(d.t.Context(), &daemonv1.SaveImageRequest{Images: images})
-	if err != nil {
-		return nil, err
-	}
-	var out []byte
-	for {
-		m, err := s.Recv()
-		if errors.Is(err, io.EOF) {
-			return out, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, m.GetArchive()...)
-	}
-}
-
-func (d *testDaemon) load(archive []byte, tags ...string) (*daemonv1.LoadImageResponse, error) {
-	d.t.Helper()
-	s, err := d.images().LoadImage(d.t.Context())
-	if err != nil {
-		return nil, err
-	}
-	err = s.Send(&daemonv1.LoadImageRequest{Part: &daemonv1.LoadImageRequest_Options{Options: &daemonv1.LoadImageOptions{Tags: tags}}})
-	for len(archive) > 0 && err == nil {
-		n := min(len(archive), 1<<20)
-		err = s.Send(&daemonv1.LoadImageRequest{Part: &daemonv1.LoadImageRequest_Archive{Archive: archive[:n]}})
-		archive = archive[n:]
-	}
-	return s.CloseAndRecv()
-}
-
-func TestSaveAndLoad(t *testing.T) {
-	t.Parallel()
-	d := boot(t, newHome(t))
-	d.image("guide:1", guide)
-	archive, err := d.save("guide:1", "otters/tools/cat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	again, err := d.save("guide:1", "otters/tools/cat")
-	if err != nil || !bytes.Equal(archive, again) {
-		t.Errorf("another archive of the same images: %v", err)
-	}
-	other := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
-	r, err := other.load(archive)
-	if err != nil || len(r.GetImages()) != 2 {
-		t.Fatal(r, err)
-	}
-	for _, name := range []string{"guide:1", "otters/tools/cat"} {
-		if other.digest(name) != d.digest(name) {
-			t.Errorf("%s has another digest", name)
-		}
-	}
-	one, err := d.save("guide:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r, err := other.load(one, "x", "y:2"); err != nil || len(r.GetImages()) != 2 || other.digest("y:2") != d.digest("guide:1") {
-		t.Error(r, err)
-	}
-	if _, err := other.load(archive, "x"); status.Code(err) != codes.InvalidArgument {
-		t.Error(err)
-	}
-}
-
 // emptyPrograms is a folder with the monitor alone.
 func emptyPrograms(t *testing.T) string {
 	t.Helper()
@@ -473,237 +393,6 @@ func emptyPrograms(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
-}
-
-// entries changes an archive.
-func entries(t *testing.T, archive []byte, change func(h *tar.Header, body []byte) []byte) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	w, r := tar.NewWriter(&out), tar.NewReader(bytes.NewReader(archive))
-	for {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if body = change(h, body); body == nil {
-			continue
-		}
-		h.Size = int64(len(body))
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(body); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
-}
-
-// P1, P2, P9 and a wrong blob: an archive that is not right stores nothing at all.
-func TestLoadRefusesAndChangesNothing(t *testing.T) {
-	t.Parallel()
-	d := boot(t, newHome(t))
-	d.image("guide:1", guide)
-	archive, err := d.save("guide:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	other := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
-	first := true
-	for what, bad := range map[string][]byte{
-		"no archive": []byte("hello"), "nothing": nil, "cut": archive[:len(archive)/2],
-		"a blob with other bytes": entries(t, archive, func(h *tar.Header, b []byte) []byte {
-			if strings.HasPrefix(h.Name, "blobs/") && bytes.HasPrefix(b, []byte("# Rivers")) {
-				return bytes.ToUpper(b)
-			}
-			return b
-		}),
-		"a blob that is not there": entries(t, archive, func(h *tar.Header, b []byte) []byte {
-			if strings.HasPrefix(h.Name, "blobs/") && first {
-				first = false
-				return nil
-			}
-			return b
-		}),
-		"P1 a name that leaves": entries(t, archive, func(h *tar.Header, b []byte) []byte {
-			if h.Name == "oci-layout" {
-				h.Name = "../oci-layout"
-			}
-			return b
-		}),
-		"P9 an index over its bound": entries(t, archive, func(h *tar.Header, b []byte) []byte {
-			if h.Name == "index.json" {
-				return append(b, bytes.Repeat([]byte(" "), 5<<20)...)
-			}
-			return b
-		}),
-		"P2 a link in place of a blob": entries(t, archive, func(h *tar.Header, b []byte) []byte {
-			if h.Name == "index.json" {
-				h.Typeflag, h.Linkname = tar.TypeSymlink, "/etc/passwd"
-				return []byte{}
-			}
-			return b
-		}),
-	} {
-		if r, err := other.load(bad); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s: %v %v", what, r, err)
-		}
-	}
-	list, err := other.api.ListImages(t.Context(), &daemonv1.ListImagesRequest{})
-	if err != nil || len(list.GetImages()) != 0 {
-		t.Errorf("%v %v", list, err)
-	}
-	if _, err := other.load(archive); err != nil || other.digest("guide:1") != d.digest("guide:1") {
-		t.Errorf("the allowed twin: %v", err)
-	}
-}
-
-// Copies by another program's library: out by the archive and by the registry, and in again.
-func TestOrasCopiesOutAndIn(t *testing.T) {
-	t.Parallel()
-	d, e := boot(t, newHome(t)), newElsewhere(t)
-	d.image("guide:1", guide)
-	archive, err := d.save("guide:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "guide.tar")
-	if err := os.WriteFile(file, archive, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	layout, err := oci.NewFromTar(t.Context(), file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	repo, err := remote.NewRepository(e.host + "/copied")
-	if err != nil {
-		t.Fatal(err)
-	}
-	repo.PlainHTTP = true
-	desc, err := oras.Copy(t.Context(), layout, "guide:1", repo, "1", oras.DefaultCopyOptions)
-	if err != nil || desc.Digest.String() != d.digest("guide:1") {
-		t.Fatal(desc, err)
-	}
-	if out, err := d.pull(e.host + "/copied:1"); err != nil || out.digest != d.digest("guide:1") {
-		t.Error(out, err)
-	}
-	// What oras writes is loaded.
-	dir := t.TempDir()
-	back, err := oci.New(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := oras.Copy(t.Context(), repo, "1", back, "back:1", oras.DefaultCopyOptions); err != nil {
-		t.Fatal(err)
-	}
-	var packed bytes.Buffer
-	w := tar.NewWriter(&packed)
-	if err := errors.Join(w.AddFS(os.DirFS(dir)), w.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if r, err := d.load(packed.Bytes()); err != nil || len(r.GetImages()) != 1 || d.digest("back:1") != d.digest("guide:1") {
-		t.Error(r, err)
-	}
-}
-
-// crane's library copies an agent and a tool out of the embedded registry, into another, into an
-// archive and back, with their digests.
-func TestCraneCopiesOutAndIn(t *testing.T) {
-	t.Parallel()
-	d, e := boot(t, newHome(t)), newElsewhere(t)
-	d.image("guide:1", guide)
-	own := []crane.Option{crane.Insecure, crane.WithAuth(&authn.Basic{Username: "otters", Password: d.Daemon.images.token})}
-	for name, image := range map[string]string{"guide:1": "guide", "otters/tools/cat": "otters/tools/cat"} {
-		want := d.digest(name)
-		here := d.Registry() + "/" + image + "@" + want
-		// Out of ours, and into another registry: as crane copy, with credentials for ours alone.
-		remote, err := crane.Get(here, own...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		there := e.host + "/crane/" + image + ":1"
-		archive := t.TempDir()
-		saved, err := layout.Write(archive, empty.Index)
-		if err != nil {
-			t.Fatal(err)
-		}
-		named := layout.WithAnnotations(map[string]string{ocispec.AnnotationRefName: "copied:1"})
-		to, err := crname.ParseReference(there, crname.Insecure)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if remote.MediaType.IsIndex() {
-			index, err := remote.ImageIndex()
-			if err := errors.Join(err, crremote.WriteIndex(to, index), saved.AppendIndex(index, named)); err != nil {
-				t.Fatal(err)
-			}
-		} else {
-			img, err := remote.Image()
-			if err := errors.Join(err, crremote.Write(to, img), saved.AppendImage(img, named)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got, err := crane.Digest(there, crane.Insecure); err != nil || got != want {
-			t.Errorf("%s elsewhere is %s, %v; want %s", name, got, err, want)
-		}
-		if out, err := d.pull(there); err != nil || out.digest != want {
-			t.Errorf("%s: %+v, %v", name, out, err)
-		}
-		var packed bytes.Buffer
-		w := tar.NewWriter(&packed)
-		if err := errors.Join(w.AddFS(os.DirFS(archive)), w.Close()); err != nil {
-			t.Fatal(err)
-		}
-		if r, err := d.load(packed.Bytes()); err != nil || len(r.GetImages()) != 1 || r.GetImages()[0].GetDigest() != want {
-			t.Errorf("%s: %v, %v; want %s", name, r, err, want)
-		}
-		// And into ours.
-		back := d.Registry() + "/back/" + image + ":1"
-		if err := crane.Tag(here, "again", own...); err != nil {
-			t.Error(err)
-		}
-		if err := crane.Copy(here, back, own...); err != nil || d.digest("back/"+image+":1") != want || d.digest(image+":again") != want {
-			t.Errorf("%s into ours: %v", name, err)
-		}
-	}
-}
-
-func TestTagAndRemove(t *testing.T) {
-	t.Parallel()
-	d := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
-	d.image("a", map[string]string{"Agentfile": "FROM scratch\nNAME a\n"})
-	api := d.images()
-	r, err := api.TagImage(t.Context(), &daemonv1.TagImageRequest{Image: "a", Name: "localhost:5000/b"})
-	if err != nil || r.GetReference() != "localhost:5000/b:latest" || d.digest("localhost:5000/b") != d.digest("a") {
-		t.Fatal(r, err)
-	}
-	for _, c := range []struct {
-		name string
-		want codes.Code
-	}{{"none", codes.NotFound}, {"A", codes.InvalidArgument}, {"a@" + d.digest("a"), codes.InvalidArgument}} {
-		if _, err := api.RemoveImage(t.Context(), &daemonv1.RemoveImageRequest{Images: []string{"a", c.name}}); status.Code(err) != c.want {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		if d.digest("a") == "" {
-			t.Fatalf("%s: a call that failed removed a name", c.name)
-		}
-	}
-	if _, err := api.RemoveImage(t.Context(), &daemonv1.RemoveImageRequest{Images: []string{"a"}}); err != nil || d.digest("a") != "" || d.digest("localhost:5000/b") == "" {
-		t.Errorf("%v", err)
-	}
-	if _, err := api.TagImage(t.Context(), &daemonv1.TagImageRequest{Image: "a", Name: "c"}); status.Code(err) != codes.NotFound {
-		t.Error(err)
-	}
 }
 
 // The credentials come from DOCKER_CONFIG. The variable is the process's, so this test runs alone.
@@ -743,34 +432,5 @@ func TestCredentialsOfDockerConfig(t *testing.T) {
 	}
 	if _, err := d.pull(name); status.Code(err) != codes.FailedPrecondition || strings.Contains(err.Error(), "fish") {
 		t.Errorf("a file that is none: %v", err)
-	}
-}
-
-func TestStoredNames(t *testing.T) {
-	t.Parallel()
-	for shown, stored := range map[string]string{
-		"a:1": "a:1", "a/b:1": "a/b:1", "ghcr.io/a/b:1": "ghcr.io/a/b:1",
-		"localhost:5000/a:1": "localhost__5000/a:1", "a-b.c:1/d/e:1": "a-b.c__1/d/e:1",
-	} {
-		ref, err := parseImage(shown)
-		if err != nil || storeName(ref) != stored || shownName(stored) != shown {
-			t.Errorf("%s: %s %s %v", shown, storeName(ref), shownName(stored), err)
-		}
-	}
-	var f flights
-	leave, err := f.enter(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := f.enter(gone, "a"); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	leave()
-	if leave, err = f.enter(t.Context(), "a"); err != nil {
-		t.Error(err)
-	} else {
-		leave()
 	}
 }
