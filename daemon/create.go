@@ -94,34 +94,13 @@ func (s *supervisor) create(ctx context.Context, req *daemonv1.CreateAgentReques
 // failure takes both back. What a crash leaves of the two is put right at the next load: a row
 // without a folder is told as such, and a folder that no row names and nothing ran in is removed.
 func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Reference, req *daemonv1.CreateAgentRequest, over []spec.Override) error {
+	opts, err := a.createOptions(req)
+	if err != nil {
+		return err
+	}
 	hash, err := a.door.grantAhead()
 	if err != nil {
 		return err
-	}
-	opts := a.options()
-	allowNet, err := destinations(req)
-	if err != nil {
-		return err
-	}
-	if len(allowNet) > 0 {
-		opts = append(opts, system.WithAllowNet(allowNet))
-	}
-	if level := req.GetSandbox(); level != "" {
-		opts = append(opts, system.WithLevel(sandbox.Level(level)))
-	}
-	opts = append(opts, system.WithLimits(limitsOf(req)))
-	if p := req.GetRuntimePath(); p != "" {
-		opts = append(opts, system.WithAgentLocalRuntime(p))
-	}
-	if given := req.GetMounts(); len(given) > 0 {
-		mounts := make([]executor.Mount, len(given))
-		for i, m := range given {
-			mounts[i] = executor.Mount{Host: filepath.Clean(m.GetHost()), Target: m.GetTarget(), Description: m.GetDescription(), ReadOnly: m.GetReadOnly()}
-		}
-		opts = append(opts, system.WithMounts(mounts))
-	}
-	if req.StopTimeoutMs != nil {
-		opts = append(opts, system.WithStopGrace(time.Duration(req.GetStopTimeoutMs())*time.Millisecond))
 	}
 	inserted := make(chan error, 1)
 	s.work.Go(func() {
@@ -153,6 +132,36 @@ func (s *supervisor) record(ctx context.Context, a *supervised, ref spec.Referen
 		return errors.Join(err, unit.Remove(undo))
 	}
 	return err
+}
+
+// createOptions are what the request asks of the executor.
+func (a *supervised) createOptions(req *daemonv1.CreateAgentRequest) ([]system.AgentOption, error) {
+	opts := a.options()
+	allowNet, err := destinations(req)
+	if err != nil {
+		return nil, err
+	}
+	if len(allowNet) > 0 {
+		opts = append(opts, system.WithAllowNet(allowNet))
+	}
+	if level := req.GetSandbox(); level != "" {
+		opts = append(opts, system.WithLevel(sandbox.Level(level)))
+	}
+	opts = append(opts, system.WithLimits(limitsOf(req)))
+	if p := req.GetRuntimePath(); p != "" {
+		opts = append(opts, system.WithAgentLocalRuntime(p))
+	}
+	if given := req.GetMounts(); len(given) > 0 {
+		mounts := make([]executor.Mount, len(given))
+		for i, m := range given {
+			mounts[i] = executor.Mount{Host: filepath.Clean(m.GetHost()), Target: m.GetTarget(), Description: m.GetDescription(), ReadOnly: m.GetReadOnly()}
+		}
+		opts = append(opts, system.WithMounts(mounts))
+	}
+	if req.StopTimeoutMs != nil {
+		opts = append(opts, system.WithStopGrace(time.Duration(req.GetStopTimeoutMs())*time.Millisecond))
+	}
+	return opts, nil
 }
 
 // parseImage reads a reference; without tag and digest it is :latest.

@@ -177,12 +177,8 @@ func (l *Launcher) refillSoon(k kind) {
 	if l.closed {
 		return
 	}
-	if p.timer == nil || p.timer.Stop() {
-		if p.timer == nil {
-			l.wg.Add(1)
-		}
-	} else {
-		l.wg.Add(1) // the earlier one runs, or has run
+	if p.timer == nil || !p.timer.Stop() {
+		l.wg.Add(1) // in place of an earlier one it has that one's count
 	}
 	p.timer = time.AfterFunc(refillPause, func() {
 		defer l.wg.Done()
