@@ -2,9 +2,13 @@ package endpoint
 
 import (
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // endless answers with a status and a body that has no end.
@@ -39,5 +43,59 @@ func TestAnswersWithoutAnEndAreCut(t *testing.T) {
 		if n != want.size || (err == nil) != (want.says == "") || err != nil && !strings.Contains(err.Error(), want.says) {
 			t.Errorf("status %d: %d bytes, %v", status, n, err)
 		}
+	}
+}
+
+// Invariant: the connection of an answer that is over serves the next one, and nobody waits for an
+// answer that only seems to be. Worst inputs: a rest without an end, one that never comes.
+func TestConnectionsAreUsedAgain(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		rest  func(http.ResponseWriter, *http.Request)
+		wait  time.Duration
+		dials int32
+	}{
+		"an answer whose end is left unread": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "\n\n") }, time.Minute, 1},
+		"a rest that never comes":            {func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, time.Millisecond, 3},
+		"a rest without an end": {func(w http.ResponseWriter, _ *http.Request) {
+			for chunk := make([]byte, 64<<10); ; {
+				if _, err := w.Write(chunk); err != nil {
+					return
+				}
+			}
+		}, time.Minute, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var dials atomic.Int32
+			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.WriteString(w, "data: [DONE]\n\n")
+				w.(http.Flusher).Flush()
+				c.rest(w, r)
+			}))
+			s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+				if state == http.StateNew {
+					dials.Add(1)
+				}
+			}
+			s.Start()
+			defer s.Close()
+			transport := &http.Transport{}
+			defer transport.CloseIdleConnections()
+			client := &http.Client{Transport: bounded{transport, c.wait}}
+			for range 3 {
+				res, err := client.Get(s.URL)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := io.ReadFull(res.Body, make([]byte, len("data: [DONE]\n\n"))); err != nil {
+					t.Fatal(err)
+				}
+				_ = res.Body.Close()
+			}
+			if got := dials.Load(); got != c.dials {
+				t.Errorf("%d connections for 3 answers, want %d", got, c.dials)
+			}
+		})
 	}
 }

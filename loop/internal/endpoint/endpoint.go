@@ -63,7 +63,7 @@ func (e *Endpoint) Retries() int {
 
 // Client is what requests are sent with.
 func (e *Endpoint) Client() *http.Client {
-	return &http.Client{Transport: bounded{e.Transport}, CheckRedirect: refuseRedirect}
+	return &http.Client{Transport: bounded{e.Transport, restWait}, CheckRedirect: refuseRedirect}
 }
 
 var errRedirect = errors.New("the provider redirects, which would take the key elsewhere; set its final address")
