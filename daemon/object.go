@@ -32,7 +32,7 @@ func (s conversationService) PromptObject(ctx context.Context, req *daemonv1.Pro
 	case len(req.GetSchema()) > maxSchema:
 		return nil, fail(codes.InvalidArgument, "", "prompt to agent %s: the schema is longer than %d bytes", a.name, maxSchema)
 	case !json.Valid(req.GetSchema()):
-		return nil, fail(codes.InvalidArgument, "", "prompt to agent %s: the schema is no JSON", a.name)
+		return nil, fail(codes.InvalidArgument, "", "prompt to agent %s: the schema is no JSON, or nests deeper than 10000 levels", a.name)
 	case len(req.GetName()) > maxSchemaName || len(req.GetDescription()) > maxSchemaText:
 		return nil, fail(codes.InvalidArgument, "", "prompt to agent %s: the schema's name has at most %d bytes and its description %d", a.name, maxSchemaName, maxSchemaText)
 	}

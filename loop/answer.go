@@ -16,6 +16,8 @@ import (
 const (
 	maxAnswerBytes = 8 << 20
 	maxCalls       = 128
+	// maxJSONDepth is how deep encoding/json reads.
+	maxJSONDepth = 10000
 )
 
 // answer is what the model gave in one step, whole or not.
@@ -198,6 +200,9 @@ func (r *run) finishCall(p *part, invalid map[string]string) Part {
 func checkObject(args string) error {
 	raw := []byte(args)
 	if !json.Valid(raw) {
+		if err := checkDepth(raw, maxJSONDepth); err != nil {
+			return err
+		}
 		var v any
 		if err := json.Unmarshal(raw, &v); err != nil {
 			return err

@@ -221,6 +221,7 @@ func TestToolTroubleIsToldToTheModel(t *testing.T) {
 	m := &script{answers: []answerFunc{deltas(
 		call(0, "1", "echo", `{}`), call(1, "2", "fail", ``), call(2, "3", "break", `{}`), call(3, "4", "hang", `{}`),
 		call(4, "5", "nobody", `{}`), call(5, "6", "echo", `{"cut`), call(6, "7", "echo", `[1]`), call(7, "", "echo", "{}"), call(8, "1", "echo", "{}"),
+		call(9, "8", "echo", strings.Repeat("[", 10001)),
 		finish(loop.FinishStop)), say("sorry")}}
 	var j journal
 	out, err := take(t, context.Background(), loop.Config{Model: m, Tools: tools, ToolTimeout: 20 * time.Millisecond}, &j)
@@ -228,7 +229,7 @@ func TestToolTroubleIsToldToTheModel(t *testing.T) {
 		t.Fatalf("outcome %v, error %v", out.Reason, err)
 	}
 	want := []string{"{}", "half\nno such file", "tool break broke: boom", "longer than its limit of 20ms", `unknown tool "nobody"; the tools are echo, fail`,
-		"arguments are no JSON object", "want {…}", "{}", "{}"}
+		"arguments are no JSON object", "want {…}", "{}", "{}", "it nests deeper than 10000 levels"}
 	for i, p := range out.Messages[2].Parts {
 		if !strings.Contains(p.Text, want[i]) || p.Failed != (want[i] != "{}") {
 			t.Errorf("result %d is %q (failed %v), want %q", i, p.Text, p.Failed, want[i])

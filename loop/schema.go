@@ -25,7 +25,6 @@ var ErrSchema = errors.New("schema")
 
 // schema is a JSON Schema that was checked: it refers to nothing outside of it, and its references end.
 type schema struct {
-	raw      json.RawMessage
 	root     *jsonschema.Schema
 	resolved *jsonschema.Resolved
 	places   map[string]*jsonschema.Schema // by JSON pointer
@@ -37,7 +36,7 @@ type schema struct {
 // parseSchema checks a schema whole, before a model is asked. Errors wrap ErrSchema.
 func parseSchema(raw []byte) (*schema, error) {
 	s := &schema{
-		raw: raw, places: map[string]*jsonschema.Schema{}, pointers: map[*jsonschema.Schema]string{},
+		places: map[string]*jsonschema.Schema{}, pointers: map[*jsonschema.Schema]string{},
 		anchors: map[string]*jsonschema.Schema{}, parts: map[*jsonschema.Schema][]place{},
 	}
 	switch {
@@ -47,7 +46,7 @@ func parseSchema(raw []byte) (*schema, error) {
 		return nil, fmt.Errorf("%w: %d bytes are over the limit of %d", ErrSchema, len(raw), maxSchemaBytes)
 	}
 	// Depth comes first: what reads the rest recurses.
-	if err := checkDepth(raw); err != nil {
+	if err := checkDepth(raw, maxSchemaDepth); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSchema, err)
 	}
 	s.root = new(jsonschema.Schema)
@@ -85,7 +84,7 @@ func parseSchema(raw []byte) (*schema, error) {
 }
 
 // checkDepth refuses what nests too deep. What is no JSON passes, as far as that goes.
-func checkDepth(raw []byte) error {
+func checkDepth(raw []byte, limit int) error {
 	depth, quoted := 0, false
 	for i := 0; i < len(raw); i++ {
 		switch c := raw[i]; {
@@ -95,8 +94,8 @@ func checkDepth(raw []byte) error {
 			quoted = !quoted
 		case quoted:
 		case c == '{' || c == '[':
-			if depth++; depth > maxSchemaDepth {
-				return fmt.Errorf("it nests deeper than %d levels", maxSchemaDepth)
+			if depth++; depth > limit {
+				return fmt.Errorf("it nests deeper than %d levels", limit)
 			}
 		case c == '}' || c == ']':
 			depth--
@@ -139,54 +138,65 @@ func (s *schema) index(sub *jsonschema.Schema, at string) error {
 	return nil
 }
 
-// place is a part of a schema: where below it, and whether it holds for the same value.
+// place is a part of a schema: where below it, and what it holds for.
 type place struct {
 	schema *jsonschema.Schema
 	at     string
-	same   bool
+	of     scope
 }
+
+// scope is what of a value a part of a schema holds for.
+type scope int
+
+const (
+	ofNone   scope = iota // nothing by itself
+	ofSame                // the value
+	ofNamed               // one field, by its name
+	ofFields              // the fields, or their names
+	ofItems               // the items
+)
 
 // parts are the schemas within one, in an order that never changes.
 func parts(s *jsonschema.Schema) []place {
 	var out []place
-	one := func(name string, sub *jsonschema.Schema, same bool) {
+	one := func(name string, sub *jsonschema.Schema, of scope) {
 		if sub != nil {
-			out = append(out, place{sub, "/" + name, same})
+			out = append(out, place{sub, "/" + name, of})
 		}
 	}
-	list := func(name string, subs []*jsonschema.Schema, same bool) {
+	list := func(name string, subs []*jsonschema.Schema, of scope) {
 		for i, sub := range subs {
-			out = append(out, place{sub, "/" + name + "/" + strconv.Itoa(i), same})
+			out = append(out, place{sub, "/" + name + "/" + strconv.Itoa(i), of})
 		}
 	}
-	named := func(name string, subs map[string]*jsonschema.Schema, same bool) {
+	named := func(name string, subs map[string]*jsonschema.Schema, of scope) {
 		for _, key := range slices.Sorted(maps.Keys(subs)) {
-			out = append(out, place{subs[key], "/" + name + "/" + token(key), same})
+			out = append(out, place{subs[key], "/" + name + "/" + token(key), of})
 		}
 	}
-	list("allOf", s.AllOf, true)
-	list("anyOf", s.AnyOf, true)
-	list("oneOf", s.OneOf, true)
-	one("not", s.Not, true)
-	one("if", s.If, true)
-	one("then", s.Then, true)
-	one("else", s.Else, true)
-	named("dependentSchemas", s.DependentSchemas, true)
-	named("dependencies", s.DependencySchemas, true)
-	named("$defs", s.Defs, false)
-	named("definitions", s.Definitions, false)
-	named("properties", s.Properties, false)
-	named("patternProperties", s.PatternProperties, false)
-	one("additionalProperties", s.AdditionalProperties, false)
-	one("unevaluatedProperties", s.UnevaluatedProperties, false)
-	one("propertyNames", s.PropertyNames, false)
-	list("prefixItems", s.PrefixItems, false)
-	one("items", s.Items, false)
-	list("items", s.ItemsArray, false)
-	one("additionalItems", s.AdditionalItems, false)
-	one("unevaluatedItems", s.UnevaluatedItems, false)
-	one("contains", s.Contains, false)
-	one("contentSchema", s.ContentSchema, false)
+	list("allOf", s.AllOf, ofSame)
+	list("anyOf", s.AnyOf, ofSame)
+	list("oneOf", s.OneOf, ofSame)
+	one("not", s.Not, ofSame)
+	one("if", s.If, ofSame)
+	one("then", s.Then, ofSame)
+	one("else", s.Else, ofSame)
+	named("dependentSchemas", s.DependentSchemas, ofSame)
+	named("dependencies", s.DependencySchemas, ofSame)
+	named("$defs", s.Defs, ofNone)
+	named("definitions", s.Definitions, ofNone)
+	named("properties", s.Properties, ofNamed)
+	named("patternProperties", s.PatternProperties, ofFields)
+	one("additionalProperties", s.AdditionalProperties, ofFields)
+	one("unevaluatedProperties", s.UnevaluatedProperties, ofFields)
+	one("propertyNames", s.PropertyNames, ofFields)
+	list("prefixItems", s.PrefixItems, ofItems)
+	one("items", s.Items, ofItems)
+	list("items", s.ItemsArray, ofItems)
+	one("additionalItems", s.AdditionalItems, ofItems)
+	one("unevaluatedItems", s.UnevaluatedItems, ofItems)
+	one("contains", s.Contains, ofItems)
+	one("contentSchema", s.ContentSchema, ofNone)
 	return out
 }
 
@@ -232,7 +242,7 @@ func (s *schema) checkLoops() error {
 			}
 		}
 		for _, p := range s.parts[sub] {
-			if p.same {
+			if p.of == ofSame {
 				if err := visit(p.schema); err != nil {
 					return err
 				}

@@ -98,7 +98,7 @@ func findObject(text string) ([]byte, error) {
 
 // firstObject is the whole of a text that is one JSON object.
 func firstObject(text string) ([]byte, error) {
-	if err := checkDepth([]byte(text)); err != nil {
+	if err := checkDepth([]byte(text), maxSchemaDepth); err != nil {
 		return nil, err
 	}
 	dec := json.NewDecoder(strings.NewReader(text))
@@ -179,15 +179,14 @@ func (s *schema) affordable(sub *jsonschema.Schema, v any, work *int) bool {
 	}
 	var fields, items []*jsonschema.Schema
 	for _, p := range s.parts[sub] {
-		name, _, _ := strings.Cut(p.at[1:], "/")
-		switch {
-		case p.same:
+		switch p.of {
+		case ofSame:
 			if !s.affordable(p.schema, v, work) {
 				return false
 			}
-		case name == "patternProperties", name == "additionalProperties", name == "unevaluatedProperties", name == "propertyNames":
+		case ofFields:
 			fields = append(fields, p.schema)
-		case strings.HasSuffix(strings.ToLower(name), "items"), name == "contains":
+		case ofItems:
 			items = append(items, p.schema)
 		}
 	}
@@ -238,13 +237,10 @@ func (x *explainer) fails(sub *jsonschema.Schema, v any) error {
 			return nil
 		}
 		// The part keeps its place, so that what it refers to stays.
-		whole := new(jsonschema.Schema)
-		if json.Unmarshal(x.schema.raw, whole) != nil {
-			return nil
-		}
-		whole.ID, whole.Schema = "otters://schema/whole", x.schema.root.Schema
+		whole := *x.schema.root
+		whole.ID = "otters://schema/whole"
 		ref := url.URL{Scheme: "otters", Host: "schema", Path: "/whole", Fragment: x.schema.pointers[sub]}
-		part := &jsonschema.Schema{Schema: whole.Schema, Defs: map[string]*jsonschema.Schema{"s": whole}, Ref: ref.String()}
+		part := &jsonschema.Schema{Schema: whole.Schema, Defs: map[string]*jsonschema.Schema{"s": &whole}, Ref: ref.String()}
 		var err error
 		if check, err = part.Resolve(&jsonschema.ResolveOptions{BaseURI: "otters://schema/part"}); err != nil {
 			return nil

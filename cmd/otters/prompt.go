@@ -106,7 +106,7 @@ func (a *app) promptObject(ctx context.Context, agent, text, path string) error 
 		return fmt.Errorf("prompt: schema: %w", err)
 	}
 	if !json.Valid(schema) {
-		return fmt.Errorf("prompt: schema: %s is no JSON", path)
+		return fmt.Errorf("prompt: schema: %s is no JSON, or nests deeper than 10000 levels", path)
 	}
 	return a.with(ctx, func(c *client.Client) error {
 		r, err := c.PromptObject(ctx, &daemonv1.PromptObjectRequest{Agent: agent, Text: text, Schema: schema})
