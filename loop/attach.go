@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -97,17 +98,10 @@ func plainHistory(history []Message, budget int) []Message {
 	return out
 }
 
-// imagesRefused tells whether a provider may have refused a request for its images.
-func imagesRefused(err error) bool {
+// refused tells whether a provider refused a request with one of statuses, and not for its length.
+func refused(err error, statuses ...int) bool {
 	var call *CallError
-	if !errors.As(err, &call) || Overflowed(err) {
-		return false
-	}
-	switch call.Status {
-	case http.StatusBadRequest, http.StatusNotFound, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity:
-		return true
-	}
-	return false
+	return errors.As(err, &call) && !Overflowed(err) && slices.Contains(statuses, call.Status)
 }
 
 // sent is what a request of this step holds of the conversation.
@@ -128,7 +122,7 @@ func (r *run) sent() []Message {
 // askPlain asks once more without the images of earlier turns where they may be why the model refused,
 // and otherwise says that the prompt's may be.
 func (r *run) askPlain(err error) (again bool, _ error) {
-	if !imagesRefused(err) {
+	if !refused(err, http.StatusBadRequest, http.StatusNotFound, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity) {
 		return false, err
 	}
 	var call *CallError

@@ -134,7 +134,7 @@ func (r *objectRun) tries(ctx context.Context) error {
 // ask gets one whole answer. Where the provider refuses the mode for objects, it is asked again without.
 func (r *objectRun) ask(ctx context.Context) (string, error) {
 	g, err := r.gather(ctx)
-	if r.mode && formatRefused(err) {
+	if r.mode && refused(err, http.StatusBadRequest, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity, http.StatusNotImplemented) {
 		r.mode = false
 		g, err = r.gather(ctx)
 	}
@@ -165,19 +165,6 @@ func (r *objectRun) gather(ctx context.Context) (gathered, error) {
 	g, err := gather(ctx, r.cfg.Model, req)
 	r.out.Usage.add(g.usage)
 	return g, err
-}
-
-// formatRefused tells whether a provider may have refused a request for the form it asks for.
-func formatRefused(err error) bool {
-	var call *CallError
-	if !errors.As(err, &call) || Overflowed(err) {
-		return false
-	}
-	switch call.Status {
-	case http.StatusBadRequest, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity, http.StatusNotImplemented:
-		return true
-	}
-	return false
 }
 
 // instruction tells a model in words what others get as a setting.

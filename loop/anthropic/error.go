@@ -1,6 +1,7 @@
 package anthropic
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,7 +11,6 @@ import (
 	"github.com/anthropics/anthropic-sdk-go"
 
 	"github.com/otters-sh/otters/loop"
-	"github.com/otters-sh/otters/loop/internal/endpoint"
 )
 
 // explain turns what went wrong into a *loop.CallError, whose code is the provider's type of error.
@@ -25,7 +25,7 @@ func (m *Model) explain(ctx context.Context, err error) error {
 		}
 		_ = json.Unmarshal([]byte(api.RawJSON()), &body) // no JSON is told as it is
 		call.Code = string(api.Type())
-		text := endpoint.First(body.Error.Message, api.RawJSON(), http.StatusText(api.StatusCode))
+		text := cmp.Or(body.Error.Message, api.RawJSON(), http.StatusText(api.StatusCode))
 		if api.StatusCode < http.StatusBadRequest {
 			// The answer had begun.
 			call.Message = "broke off: " + text

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"github.com/openai/openai-go/v3/packages/ssestream"
 
 	"github.com/otters-sh/otters/loop"
-	"github.com/otters-sh/otters/loop/internal/endpoint"
 )
 
 // explain turns what went wrong into a *loop.CallError.
@@ -21,8 +21,8 @@ func (m *Model) explain(ctx context.Context, err error) error {
 		var mid *ssestream.StreamError
 		switch {
 		case errors.As(err, &api):
-			call.Status, call.Code = api.StatusCode, endpoint.First(api.Code, api.Type)
-			call.Message = fmt.Sprintf("%d %s", api.StatusCode, endpoint.First(api.Message, api.RawJSON(), http.StatusText(api.StatusCode)))
+			call.Status, call.Code = api.StatusCode, cmp.Or(api.Code, api.Type)
+			call.Message = fmt.Sprintf("%d %s", api.StatusCode, cmp.Or(api.Message, api.RawJSON(), http.StatusText(api.StatusCode)))
 		case errors.As(err, &mid):
 			call.Code, call.Message = streamError(mid)
 		default:
@@ -52,5 +52,5 @@ func streamError(e *ssestream.StreamError) (code, message string) {
 	if s, ok := body.Code.(string); ok {
 		code = s
 	}
-	return endpoint.First(code, body.Type), "broke off: " + body.Message
+	return cmp.Or(code, body.Type), "broke off: " + body.Message
 }

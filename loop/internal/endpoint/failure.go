@@ -44,16 +44,6 @@ func (e *Endpoint) Refused(err error) error {
 	return &loop.CallError{Message: e.line("model " + e.Model + ": " + err.Error()), Err: err}
 }
 
-// First is the first text that is not empty.
-func First(texts ...string) string {
-	for _, s := range texts {
-		if s != "" {
-			return s
-		}
-	}
-	return ""
-}
-
 // line makes s one bounded line of valid UTF-8 without the key, should a provider repeat it.
 func (e *Endpoint) line(s string) string {
 	if e.APIKey != "" {
