@@ -144,14 +144,14 @@ func (d *door) finish() error {
 
 // handle checks the token, whatever the path, and answers.
 func (d *door) handle(w http.ResponseWriter, r *http.Request) {
+	says := dialectFor(r)
 	if !d.enter() {
-		cutOff(errStopping).write(w, dialectFor(r))
+		cutOff(errStopping).write(w, says)
 		return
 	}
 	defer d.running.Done()
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	says := dialectFor(r)
 	c, ok := d.gateway.begin(d, says.token(r.Header), cancel)
 	if !ok {
 		w.Header().Set("WWW-Authenticate", "Bearer")
@@ -221,8 +221,7 @@ func (d *door) call(w http.ResponseWriter, r *http.Request, c *call, target []st
 		return err
 	}
 	if c.ref.Provider == OfflineProvider {
-		d.answerOffline(w, r, req)
-		return nil
+		return d.answerOffline(w, r, req)
 	}
 	to, err := d.gateway.opts.Providers.route(c.ref)
 	if err != nil {

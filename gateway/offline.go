@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -123,26 +124,22 @@ type reply struct {
 	finish string
 }
 
-// answerOffline answers as a provider would.
-func (d *door) answerOffline(w http.ResponseWriter, r *http.Request, req request) {
+// answerOffline answers as a provider would. An error is one that the agent has not been told yet.
+func (d *door) answerOffline(w http.ResponseWriter, r *http.Request, req request) error {
 	var chat chatRequest
 	if err := json.Unmarshal(req.body, &chat); err != nil {
-		if f := asRefusal(err); f.status < 500 {
-			d.refuse(w, completions, f)
-			return
+		if f := (refusal{}); errors.As(err, &f) {
+			return f
 		}
-		d.refuse(w, completions, badRequest("invalid_request", "body: not a chat completion request; see its fields and their types"))
-		return
+		return badRequest("invalid_request", "body: not a chat completion request; see its fields and their types")
 	}
 	limit, err := chat.check()
 	if err != nil {
-		d.refuse(w, completions, asRefusal(err))
-		return
+		return err
 	}
 	said, err := chat.reply(req.body)
 	if err != nil {
-		d.refuse(w, completions, asRefusal(err))
-		return
+		return err
 	}
 	said.cut(chat.stops(), limit)
 	out := newOfflineAnswer(&chat, said, req.body)
@@ -151,6 +148,7 @@ func (d *door) answerOffline(w http.ResponseWriter, r *http.Request, req request
 	} else {
 		out.write(w)
 	}
+	return nil
 }
 
 // check refuses what cannot be given, and tells the limit of tokens, 0 for none.
