@@ -28,15 +28,8 @@ type definition struct {
 // followed. Errors wrap ErrConfig.
 func readDefinition(root *os.Root) (definition, error) {
 	var def definition
-	f, err := openRegular(root, workspace.AgentYAML)
-	if err != nil {
-		return def, fmt.Errorf("%w: %w", ErrConfig, err)
-	}
-	defer f.Close()
-	if def.config, err = workspace.ReadConfig(f); err != nil {
-		return def, fmt.Errorf("%w: %s: %w", ErrConfig, workspace.AgentYAML, err)
-	}
-	if def.settings, err = readSettings(def.config.Configs); err != nil {
+	var err error
+	if def.config, def.settings, err = readConfig(root); err != nil {
 		return def, err
 	}
 	def.skills, def.warnings = readSkills(root)
@@ -44,6 +37,21 @@ func readDefinition(root *os.Root) (definition, error) {
 		return def, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	return def, nil
+}
+
+// readConfig reads agent.yaml alone. Errors wrap ErrConfig.
+func readConfig(root *os.Root) (*workspace.Config, settings, error) {
+	f, err := openRegular(root, workspace.AgentYAML)
+	if err != nil {
+		return nil, settings{}, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	defer f.Close()
+	config, err := workspace.ReadConfig(f)
+	if err != nil {
+		return nil, settings{}, fmt.Errorf("%w: %s: %w", ErrConfig, workspace.AgentYAML, err)
+	}
+	set, err := readSettings(config.Configs)
+	return config, set, err
 }
 
 // openRegular opens a file below root for reading. A pipe without a writer is not waited for.

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-
-	"github.com/otters-sh/otters/workspace"
 )
 
 func (im *importer) note(line []byte) error {
@@ -72,15 +70,6 @@ func noteQuota(dir string) (noteLimits, error) {
 		return noteLimits{}, err
 	}
 	defer root.Close()
-	f, err := openRegular(root, workspace.AgentYAML)
-	if err != nil {
-		return noteLimits{}, fmt.Errorf("%w: %w", ErrConfig, err)
-	}
-	defer f.Close()
-	config, err := workspace.ReadConfig(f)
-	if err != nil {
-		return noteLimits{}, fmt.Errorf("%w: %s: %w", ErrConfig, workspace.AgentYAML, err)
-	}
-	set, err := readSettings(config.Configs)
+	_, set, err := readConfig(root)
 	return set.notes, err
 }

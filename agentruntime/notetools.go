@@ -1,7 +1,6 @@
 package agentruntime
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -91,10 +90,8 @@ func (t *noteTool) Spec() loop.ToolSpec {
 // Call is loop.Tool's.
 func (t *noteTool) Call(ctx context.Context, call loop.Call) (string, error) {
 	var in noteInput
-	dec := json.NewDecoder(bytes.NewReader(call.Args))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&in); err != nil {
-		return "", fmt.Errorf("arguments: %w", err)
+	if err := decodeArgs(call, &in); err != nil {
+		return "", err
 	}
 	if t.required != "" {
 		if err := checkKey(in.Key); err != nil {
@@ -122,7 +119,7 @@ func listNotes(ctx context.Context, st *store, _ noteLimits, _ noteInput) (strin
 		if n.pinned {
 			mark = " (pinned)"
 		}
-		fmt.Fprintf(&b, "%s%s: %s\n", n.key, mark, strings.Join(strings.Fields(start(n.content, previewRunes)), " "))
+		fmt.Fprintf(&b, "%s%s: %s\n", n.key, mark, oneLine(start(n.content, previewRunes)))
 	}
 	return b.String(), nil
 }

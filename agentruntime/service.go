@@ -97,8 +97,7 @@ const busyKey = "otters-busy"
 
 // refusesBusy tells whether the caller wants to be refused in place of waiting.
 func refusesBusy(ctx context.Context) (bool, error) {
-	md, _ := metadata.FromIncomingContext(ctx)
-	switch values := md.Get(busyKey); {
+	switch values := metadata.ValueFromIncomingContext(ctx, busyKey); {
 	case len(values) == 0, len(values) == 1 && values[0] == "wait":
 		return false, nil
 	case len(values) == 1 && values[0] == "refuse":
@@ -110,9 +109,8 @@ func refusesBusy(ctx context.Context) (bool, error) {
 // copiedMetadata is what of a caller's metadata goes along with every call of its turn.
 func copiedMetadata(ctx context.Context) (map[string]string, error) {
 	out := make(map[string]string)
-	md, _ := metadata.FromIncomingContext(ctx)
 	for _, key := range copied {
-		values := md.Get(key)
+		values := metadata.ValueFromIncomingContext(ctx, key)
 		if len(values) == 0 {
 			continue
 		}
@@ -327,16 +325,9 @@ func (s *service) ChatStream(req *agentv1.ChatStreamRequest, stream agentv1.Agen
 		return recordStatus(err)
 	}
 	if !started {
-		return statusOf(err)
-	}
-	return stream.Context().Err()
-}
-
-func statusOf(err error) error {
-	if _, ok := status.FromError(err); ok {
 		return err
 	}
-	return status.Error(codes.Internal, err.Error())
+	return stream.Context().Err()
 }
 
 func wireEvent(e loop.Event) *agentv1.ChatStreamEvent {

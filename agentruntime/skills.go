@@ -77,6 +77,12 @@ func readSkill(root *os.Root, folder string) (skill, error) {
 	if !skillName(folder) {
 		return skill{}, fmt.Errorf("the folder's name: want 1 to %d of a to z, digits and -", maxSkillName)
 	}
+	// A link within the tree would make other files of it a skill.
+	if info, err := root.Lstat(path.Join(skillsDir, folder)); err != nil {
+		return skill{}, err
+	} else if !info.IsDir() {
+		return skill{}, errors.New("it is no folder")
+	}
 	text, err := readDocument(root, path.Join(skillsDir, folder, skillFile), maxSkillFile)
 	if err != nil {
 		return skill{}, err
@@ -166,16 +172,24 @@ func (r *skillReader) Spec() loop.ToolSpec {
 	}
 }
 
+// decodeArgs reads the arguments of a call into in, and refuses what it does not know.
+func decodeArgs(call loop.Call, in any) error {
+	dec := json.NewDecoder(bytes.NewReader(call.Args))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(in); err != nil {
+		return fmt.Errorf("arguments: %w", err)
+	}
+	return nil
+}
+
 // Call is loop.Tool's.
 func (r *skillReader) Call(_ context.Context, call loop.Call) (string, error) {
 	var in struct {
 		Name string `json:"name"`
 		File string `json:"file"`
 	}
-	dec := json.NewDecoder(bytes.NewReader(call.Args))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&in); err != nil {
-		return "", fmt.Errorf("arguments: %w", err)
+	if err := decodeArgs(call, &in); err != nil {
+		return "", err
 	}
 	if !slices.ContainsFunc(r.skills, func(s skill) bool { return s.name == in.Name }) {
 		names := make([]string, len(r.skills))

@@ -118,7 +118,7 @@ func TestABadSkillIsLeftOutWithAWarning(t *testing.T) {
 	dir := filepath.Join(a.root, "etc/data/skills")
 	a.put("etc/data/skills/a-file", "x")
 	outside := t.TempDir()
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "k-empty"), 0o755), os.Symlink(outside, filepath.Join(dir, "l-link")),
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "k-empty"), 0o755), os.Symlink(outside, filepath.Join(dir, "l-link")), os.Symlink("good", filepath.Join(dir, "m-link")),
 		os.WriteFile(filepath.Join(outside, "SKILL.md"), []byte("---\nname: l-link\ndescription: d\n---\n"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestABadSkillIsLeftOutWithAWarning(t *testing.T) {
 		"skill J-case: left out: the folder's name: want 1 to 64", "skill a-file: left out: ", "skill b-none: left out: SKILL.md does not begin with front matter",
 		"skill c-open: left out: SKILL.md does not begin with front matter", "skill d-yaml: left out: front matter: yaml: ", `skill e-name: left out: front matter: name is "other"`,
 		"skill f-description: left out: front matter: description is missing", "skill g-long: left out: front matter: description has 1025 bytes",
-		"skill h-huge: left out: etc/data/skills/h-huge/SKILL.md is longer than", "skill i-type: left out: front matter: yaml: ", "skill k-empty: left out: ", "skill l-link: left out: ",
+		"skill h-huge: left out: etc/data/skills/h-huge/SKILL.md is longer than", "skill i-type: left out: front matter: yaml: ", "skill k-empty: left out: ", "skill l-link: left out: ", "skill m-link: left out: it is no folder",
 	} {
 		if i >= len(got) || !strings.HasPrefix(got[i], want) || strings.Contains(got[i], "\n") {
 			t.Errorf("warning %d: want %s in %q", i+1, want, got)

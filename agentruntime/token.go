@@ -18,8 +18,7 @@ const ServeTokenKey = "otters-serve-token"
 type tokenCheck struct{ hash [sha256.Size]byte }
 
 func (c tokenCheck) check(ctx context.Context) error {
-	md, _ := metadata.FromIncomingContext(ctx)
-	values := md.Get(ServeTokenKey)
+	values := metadata.ValueFromIncomingContext(ctx, ServeTokenKey)
 	if len(values) != 1 {
 		return status.Errorf(codes.Unauthenticated, "no serve token: this runtime answers only callers with metadata %s", ServeTokenKey)
 	}
