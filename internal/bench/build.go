@@ -94,16 +94,12 @@ func parseRows(runs int) ([]row, error) {
 		}
 		format = append(format, time.Since(start))
 	}
-	ms := func(name string, s samples) row {
-		return row{Name: name, Value: float64(s.quantile(0.5).Microseconds()) / 1000, Unit: "ms"}
-	}
-	lines := ms("1 MiB read line by line as UTF-8, p50", floor)
 	return []row{
-		lines,
-		ms("1 MiB Agentfile of 9,002 instructions parsed, p50", parse).under(50),
+		floor.row("1 MiB read line by line as UTF-8, p50", .5),
+		parse.row("1 MiB Agentfile of 9,002 instructions parsed, p50", .5).under(50),
 		{Name: "its allocations", Value: float64(after.Mallocs - before.Mallocs), Unit: "allocations"},
 		{Name: "its allocated memory", Value: float64(after.TotalAlloc-before.TotalAlloc) / (1 << 20), Unit: "MiB"},
-		ms("the same formatted, p50", format),
+		format.row("the same formatted, p50", .5),
 	}, nil
 }
 
@@ -143,9 +139,8 @@ func buildRows(ctx context.Context, store *registry.Store, runs int) ([]row, err
 		}
 		build = append(build, time.Since(start))
 	}
-	stored := row{Name: "50 files of 128 KiB stored, p50", Value: float64(floor.quantile(0.5).Microseconds()) / 1000, Unit: "ms"}
-	built := row{Name: "200 instructions with 50 ADD of 128 KiB built, p50", Value: float64(build.quantile(0.5).Microseconds()) / 1000, Unit: "ms"}
-	return []row{stored, built.over(stored, 2)}, nil
+	stored := floor.row("50 files of 128 KiB stored, p50", .5)
+	return []row{stored, build.row("200 instructions with 50 ADD of 128 KiB built, p50", .5).over(stored, 2)}, nil
 }
 
 // memoryRows build with a small and a large file from disk.

@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -52,7 +50,7 @@ func benchPrompt(ctx context.Context, b *built, runs int) ([]row, error) {
 	defer conn.Close()
 	direct := agentv1.NewAgentRuntimeClient(conn)
 	var short comparison
-	err = b.relayed(agent.Address, func(relay agentv1.AgentRuntimeClient) (err error) {
+	err = b.relayed(ctx, agent.Address, func(relay agentv1.AgentRuntimeClient) (err error) {
 		short, err = comparePrompts(ctx, d, direct, relay, agent, 20, max(runs*5, 200))
 		return err
 	})
@@ -141,32 +139,16 @@ func comparePrompts(ctx context.Context, d *daemon, direct, relay agentv1.AgentR
 
 // relayed starts a bare relay to the runtime at addr for as long as then runs. It is the least that a
 // process between client and runtime can cost.
-func (b *built) relayed(addr string, then func(agentv1.AgentRuntimeClient) error) error {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	defer ln.Close()
-	f, err := ln.(*net.TCPListener).File()
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	cmd := exec.Command(b.path("bare"), addr)
-	cmd.ExtraFiles = []*os.File{f}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	defer func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}()
-	conn, err := grpc.NewClient("passthrough:///"+ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return then(agentv1.NewAgentRuntimeClient(conn))
+func (b *built) relayed(ctx context.Context, addr string, then func(agentv1.AgentRuntimeClient) error) error {
+	_, err := spawnWith(ctx, exec.Command(b.path("bare"), addr), func(address string) error {
+		conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return then(agentv1.NewAgentRuntimeClient(conn))
+	})
+	return err
 }
 
 // promptDirect sends a prompt in a new session to the runtime itself.

@@ -30,9 +30,7 @@ type registryLoad struct {
 	scratch string
 	// budget is how long a row runs, unless its requests are few and large.
 	budget time.Duration
-	// floor, where set, measures the machine just before the pushes of a number of clients.
-	floor func(clients int) error
-	next  atomic.Int64 // makes content unique
+	next   atomic.Int64 // makes content unique
 }
 
 // measured is what came of one row.
@@ -83,12 +81,13 @@ func (l *registryLoad) run(s *registryServer, clients int, request func(n int64)
 }
 
 // each measures one kind of request on all servers with all numbers of clients. Ours is to be first
-// among those that make writes durable; ggcr is no such.
-func (l *registryLoad) each(name string, size int64, request func(s *registryServer, n int64) error) ([]row, error) {
+// among those that make writes durable; ggcr is no such. floor measures the machine before the requests
+// of a number of clients, where it is not nil.
+func (l *registryLoad) each(name string, size int64, floor func(clients int) error, request func(s *registryServer, n int64) error) ([]row, error) {
 	var rows []row
 	for _, clients := range clientCounts {
-		if l.floor != nil {
-			if err := l.floor(clients); err != nil {
+		if floor != nil {
+			if err := floor(clients); err != nil {
 				return nil, err
 			}
 		}
@@ -151,8 +150,7 @@ func (l *registryLoad) transfers(name string, size int, perSecond bool, floor fu
 	}
 	var mu sync.Mutex
 	pushed := map[*registryServer]string{}
-	l.floor = floor
-	rows, err := l.each("push "+name, unit, func(s *registryServer, n int64) error {
+	rows, err := l.each("push "+name, unit, floor, func(s *registryServer, n int64) error {
 		d, body, err := made.blob(n)
 		if err == nil {
 			err = s.push(l.ctx, d, int64(size), body)
@@ -165,8 +163,7 @@ func (l *registryLoad) transfers(name string, size int, perSecond bool, floor fu
 	if err != nil {
 		return nil, err
 	}
-	l.floor = nil
-	more, err := l.each("pull "+name, unit, func(s *registryServer, _ int64) error {
+	more, err := l.each("pull "+name, unit, nil, func(s *registryServer, _ int64) error {
 		_, err := s.do(l.ctx, http.MethodGet, "/v2/bench/blobs/"+pushed[s], 0, nil, "")
 		return err
 	})
@@ -259,11 +256,11 @@ func (l *registryLoad) manifests() ([]row, error) {
 			return nil, err
 		}
 	}
-	rows, err := l.each("manifest PUT", 0, func(s *registryServer, n int64) error { return l.putManifest(s, config, "", n, "") })
+	rows, err := l.each("manifest PUT", 0, nil, func(s *registryServer, n int64) error { return l.putManifest(s, config, "", n, "") })
 	if err != nil {
 		return nil, err
 	}
-	more, err := l.each("manifest GET", 0, func(s *registryServer, _ int64) error {
+	more, err := l.each("manifest GET", 0, nil, func(s *registryServer, _ int64) error {
 		_, err := s.do(l.ctx, http.MethodGet, "/v2/bench/manifests/one", 0, nil, "")
 		return err
 	})
@@ -303,7 +300,7 @@ func (l *registryLoad) tags() ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.each("tags list of 10,000", 0, func(s *registryServer, _ int64) error {
+	return l.each("tags list of 10,000", 0, nil, func(s *registryServer, _ int64) error {
 		_, err := s.do(l.ctx, http.MethodGet, "/v2/bench/tags/list", 0, nil, "")
 		return err
 	})
@@ -319,7 +316,7 @@ func (l *registryLoad) referrers() ([]row, error) {
 		return nil, err
 	}
 	some := &registryLoad{ctx: l.ctx, servers: with, budget: l.budget}
-	return some.each("referrers list of 1,000", 0, func(s *registryServer, _ int64) error {
+	return some.each("referrers list of 1,000", 0, nil, func(s *registryServer, _ int64) error {
 		_, err := s.do(l.ctx, http.MethodGet, "/v2/bench/referrers/"+subject.String(), 0, nil, "")
 		return err
 	})
