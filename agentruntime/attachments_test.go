@@ -52,6 +52,11 @@ func TestAttachmentsAreKeptWithTheirPrompt(t *testing.T) {
 	if err := a.stop(); err != nil {
 		t.Fatal(err)
 	}
+	kept := a.offline()
+	listed, all, err := kept.Attachments(context.Background(), "s")
+	if err := errors.Join(err, kept.Close()); err != nil || listed != 0 || all != 2 {
+		t.Errorf("a list holds %d of %d attachments, error %v", listed, all, err)
+	}
 	c = a.serve() // a later runtime has them too
 	if _, err := again(c, "s"); err != nil {
 		t.Fatal(err)

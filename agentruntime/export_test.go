@@ -1,6 +1,9 @@
 package agentruntime
 
-import "reflect"
+import (
+	"context"
+	"reflect"
+)
 
 // KnownKeys are the CONFIG keys.
 var KnownKeys = knownKeys
@@ -13,4 +16,20 @@ func SameSettings(configs map[string]string) (bool, error) {
 		err = derr
 	}
 	return reflect.DeepEqual(s, def), err
+}
+
+// Attachments are how many files and images are read of a session for a list of its messages, and how
+// many there are.
+func (s *Sessions) Attachments(ctx context.Context, session string) (listed, all int, err error) {
+	turns, err := s.store.turns(ctx, session, maxListMessages, shown)
+	for _, t := range turns {
+		listed += len(t.messages[0].Attachments())
+	}
+	if err == nil {
+		turns, err = s.store.turns(ctx, session, maxListMessages, nil)
+	}
+	for _, t := range turns {
+		all += len(t.messages[0].Attachments())
+	}
+	return listed, all, err
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/otters-sh/otters/loop"
@@ -23,23 +24,32 @@ type storedTurn struct {
 
 const turnColumns = `SELECT t.id, t.prompt, t.active, t.reason, t.started_at, m.body, m.created_at`
 
-// turns are all turns of the newest limit prompts of a session, oldest first.
-func (s *store) turns(ctx context.Context, session string, limit int) ([]storedTurn, error) {
+// turns are all turns of the newest limit prompts of a session, oldest first, with the parts that keep
+// takes, or all where it is nil.
+func (s *store) turns(ctx context.Context, session string, limit int, keep func(loop.Part) bool) ([]storedTurn, error) {
 	// The limit stands in the text: SQLite parses a statement again for each value given apart.
-	return scanTurns(s.query(ctx, turnColumns+`
+	rows, err := s.query(ctx, turnColumns+`
 		FROM (SELECT DISTINCT prompt FROM turns WHERE session = ? ORDER BY prompt DESC LIMIT `+strconv.Itoa(limit)+`) p
-		JOIN turns t ON t.session = ? AND t.prompt = p.prompt JOIN messages m ON m.turn = t.id ORDER BY t.prompt, t.id, m.seq`, session, session))
+		JOIN turns t ON t.session = ? AND t.prompt = p.prompt JOIN messages m ON m.turn = t.id ORDER BY t.prompt, t.id, m.seq`, session, session)
+	return scanTurns(rows, err, keep)
 }
 
 // activeTurns are the newest limit turns that the session goes on with, of prompts between two, oldest
 // first.
 func (s *store) activeTurns(ctx context.Context, session string, after, before int64, limit int) ([]storedTurn, error) {
-	return scanTurns(s.query(ctx, turnColumns+`
+	rows, err := s.query(ctx, turnColumns+`
 		FROM (SELECT * FROM turns WHERE session = ? AND active AND prompt > ? AND prompt < ? ORDER BY prompt DESC LIMIT `+strconv.Itoa(limit)+`) t
-		JOIN messages m ON m.turn = t.id ORDER BY t.prompt, m.seq`, session, after, before))
+		JOIN messages m ON m.turn = t.id ORDER BY t.prompt, m.seq`, session, after, before)
+	return scanTurns(rows, err, nil)
 }
 
-func scanTurns(rows *sql.Rows, err error) ([]storedTurn, error) {
+// shown tells whether a part is one that lists of messages show. Files and images may be far longer
+// than all else.
+func shown(p loop.Part) bool {
+	return p.Kind == loop.KindText || p.Kind == loop.KindCall || p.Kind == loop.KindResult
+}
+
+func scanTurns(rows *sql.Rows, err error, keep func(loop.Part) bool) ([]storedTurn, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -54,6 +64,9 @@ func scanTurns(rows *sql.Rows, err error) ([]storedTurn, error) {
 		var m loop.Message
 		if err := json.Unmarshal([]byte(body), &m); err != nil {
 			return nil, fmt.Errorf("message of turn %d: %w", t.id, err)
+		}
+		if keep != nil {
+			m.Parts = slices.DeleteFunc(m.Parts, func(p loop.Part) bool { return !keep(p) })
 		}
 		if n := len(turns); n == 0 || turns[n-1].id != t.id {
 			turns = append(turns, t)
@@ -93,7 +106,7 @@ func (s *store) saveSummary(ctx context.Context, session string, sum summary, no
 
 // lastPrompt is the newest prompt of a session and what it said; 0 where there is none.
 func (s *store) lastPrompt(ctx context.Context, session string) (int64, loop.Message, error) {
-	turns, err := s.turns(ctx, session, 1)
+	turns, err := s.turns(ctx, session, 1, nil)
 	if err != nil || len(turns) == 0 {
 		return 0, loop.Message{}, err
 	}

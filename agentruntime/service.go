@@ -397,7 +397,7 @@ func (s *service) ListSessionMessages(ctx context.Context, req *agentv1.ListSess
 	if err != nil {
 		return nil, storeStatus(ctx, err)
 	}
-	turns, err := st.turns(ctx, req.GetSessionId(), limit)
+	turns, err := st.turns(ctx, req.GetSessionId(), limit, shown)
 	if err != nil {
 		return nil, storeStatus(ctx, err)
 	}

@@ -159,8 +159,9 @@ func (s *Sessions) prompts(ctx context.Context, id string, limit int) ([]int64, 
 
 // messages are what came of one prompt.
 func (s *Sessions) messages(ctx context.Context, id string, prompt int64) ([]MessageLine, error) {
-	turns, err := scanTurns(s.store.query(ctx, turnColumns+`
-		FROM turns t JOIN messages m ON m.turn = t.id WHERE t.session = ? AND t.prompt = ? ORDER BY t.id, m.seq`, id, prompt))
+	rows, err := s.store.query(ctx, turnColumns+`
+		FROM turns t JOIN messages m ON m.turn = t.id WHERE t.session = ? AND t.prompt = ? ORDER BY t.id, m.seq`, id, prompt)
+	turns, err := scanTurns(rows, err, shown)
 	if err != nil {
 		return nil, err
 	}
