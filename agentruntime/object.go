@@ -46,14 +46,11 @@ func (s *service) PromptObject(ctx context.Context, req *agentv1.PromptObjectReq
 	if err != nil {
 		return nil, err
 	}
-	if err := s.begin(); err != nil {
+	ctx, leave, err := s.enter(ctx)
+	if err != nil {
 		return nil, err
 	}
-	defer s.turns.Done()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(s.stopped, func() { cancel(context.Cause(s.stopped)) })()
-
+	defer leave()
 	st, err := s.store.wait(ctx)
 	if err != nil {
 		return nil, storeStatus(ctx, err)

@@ -135,15 +135,22 @@ func checkSession(id string) error {
 	return nil
 }
 
-// begin counts a turn in, unless the runtime is stopping.
-func (s *service) begin() error {
+// enter counts a turn in, unless the runtime is stopping, and has it end when the runtime does. The
+// caller calls leave.
+func (s *service) enter(ctx context.Context) (_ context.Context, leave func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closing {
-		return status.Error(codes.Unavailable, "the runtime is stopping")
+		return nil, nil, status.Error(codes.Unavailable, "the runtime is stopping")
 	}
 	s.turns.Add(1)
-	return nil
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.stopped, func() { cancel(context.Cause(s.stopped)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		s.turns.Done()
+	}, nil
 }
 
 // drain refuses new turns and waits for those in flight, which the caller has cancelled.
@@ -160,14 +167,11 @@ var errRecord = errors.New("sessions cannot be stored")
 // take runs one turn and records it. The error is a gRPC status where the turn did not start, and the
 // turn's own error otherwise.
 func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) (out loop.Outcome, started bool, err error) {
-	if err := s.begin(); err != nil {
+	ctx, end, err := s.enter(ctx)
+	if err != nil {
 		return out, false, err
 	}
-	defer s.turns.Done()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(s.stopped, func() { cancel(context.Cause(s.stopped)) })()
-
+	defer end()
 	leave, err := s.queue.enter(ctx, p.session, !p.refuse)
 	if err != nil {
 		return out, false, err

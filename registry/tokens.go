@@ -9,7 +9,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"net/url"
@@ -187,17 +186,10 @@ func (x *exchange) giveToken() error {
 	if err != nil {
 		return err
 	}
-	body, err := json.Marshal(map[string]any{
+	return x.replyJSON("application/json", map[string]any{
 		"token": issued, "access_token": issued, "token_type": "Bearer",
 		"expires_in": int(tokenLife / time.Second), "issued_at": now.UTC().Format(time.RFC3339),
 	})
-	if err != nil {
-		return err
-	}
-	x.w.Header().Set("Content-Type", "application/json")
-	x.answerWithin(int64(len(body)))
-	_, _ = x.w.Write(body)
-	return nil
 }
 
 func (x *exchange) tokenForm() (url.Values, error) {
@@ -205,12 +197,9 @@ func (x *exchange) tokenForm() (url.Values, error) {
 	if kind, _, err := mime.ParseMediaType(x.r.Header.Get("Content-Type")); err != nil || kind != "application/x-www-form-urlencoded" {
 		return nil, bad("the body is no form")
 	}
-	text, err := io.ReadAll(io.LimitReader(x.body(), maxTokenForm+1))
+	text, err := x.readBounded(maxTokenForm)
 	if err != nil {
 		return nil, err
-	}
-	if len(text) > maxTokenForm {
-		return nil, &apiError{http.StatusRequestEntityTooLarge, codeSizeInvalid, fmt.Sprintf("a form of more than %d bytes", maxTokenForm)}
 	}
 	form, err := url.ParseQuery(string(text))
 	if err != nil {
