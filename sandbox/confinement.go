@@ -1,6 +1,10 @@
 package sandbox
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/otters-sh/otters/sandbox/internal/wire"
+)
 
 // Strongest is the last level of Supported.
 func Strongest() Level {
@@ -26,7 +30,8 @@ func Describe(level Level, ownUser bool) Confinement {
 	c.Enforced = append(c.Enforced,
 		"nothing it starts gains privileges, by a set-user-id program for instance (no_new_privs)",
 		"it gets the environment and the descriptors it was given and no others",
-		"everything it has started is killed when it ends or is stopped")
+		"everything it has started is killed when it ends or is stopped",
+		eachOfAll)
 	switch level {
 	case Strict:
 		c.Enforced = append(c.Enforced,
@@ -62,6 +67,14 @@ func Describe(level Level, ownUser bool) Confinement {
 	}
 	return c
 }
+
+// each tells of the limits that every process has, asked for or not.
+func each(files, locked int64) string {
+	return fmt.Sprintf("each of its processes has at most %d files open, locks at most %d KiB of memory, dumps no core and can't raise its priority", files, locked>>10)
+}
+
+// eachOfAll is said where nothing runs that could be asked.
+var eachOfAll = each(wire.MaxEach.Files, wire.MaxEach.Locked)
 
 const limitsOpen = "memory, processors, number of processes and disk are not limited"
 

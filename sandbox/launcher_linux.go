@@ -343,7 +343,7 @@ func (l *Launcher) start(ctx context.Context, spec Spec, by plan) (*Process, err
 	l.mu.Unlock()
 	if err == nil {
 		s := wire.StatusOf(m)
-		if err = enforced(s); err == nil {
+		if err = errors.Join(enforced(s), eachBounded(s)); err == nil {
 			err = by.held(Limits{Memory: s.Facts.MemoryLimit, PIDs: s.Facts.PIDLimit})
 		}
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,6 +100,14 @@ func enforced(s wire.Status) error {
 	}
 	if len(lacks) > 0 {
 		return fmt.Errorf("level %s: %w: not in force: %s", level, ErrUnsupported, strings.Join(lacks, ", "))
+	}
+	return nil
+}
+
+// eachBounded tells that not every process has the limits that all get.
+func eachBounded(s wire.Status) error {
+	if !s.Facts.Each.Within(wire.MaxEach) {
+		return fmt.Errorf("limits of each process: %w: not in force as rlimits", ErrUnsupported)
 	}
 	return nil
 }
@@ -226,6 +235,12 @@ func inForce(s wire.Status) Confinement {
 	if err := enforced(s); err != nil { // a start refuses this
 		c.Enforced, c.Open = nil, []string{"everything: " + err.Error()}
 		return c
+	}
+	c.Enforced = slices.DeleteFunc(c.Enforced, func(line string) bool { return line == eachOfAll })
+	if err := eachBounded(s); err != nil { // refused too, but maybe not by the program that started it
+		c.Open = append(c.Open, err.Error())
+	} else {
+		c.Enforced = append(c.Enforced, each(s.Facts.Each.Files, s.Facts.Each.Locked))
 	}
 	if s.Facts.Landlock > 0 {
 		c.Enforced = append(c.Enforced, fmt.Sprintf("Landlock version %d is in force", s.Facts.Landlock))

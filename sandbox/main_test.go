@@ -148,7 +148,9 @@ func launch() int {
 
 func newLauncher(t *testing.T, opts sandbox.LauncherOptions) *sandbox.Launcher {
 	t.Helper()
-	opts.Monitor = monitorPath
+	if opts.Monitor == "" {
+		opts.Monitor = monitorPath
+	}
 	l, err := sandbox.NewLauncher(opts)
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,8 @@ import (
 const (
 	manyProcesses   = 1024
 	muchMemory      = 512 << 20
-	manyDescriptors = 1 << 16
+	manyDescriptors = 1 << 14
+	muchLocked      = 1 << 20
 	muchDisk        = 1 << 30
 )
 
@@ -30,12 +31,11 @@ func resourceAttacks() []attack {
 		{id: "descriptor-bomb", name: fmt.Sprintf("open %d descriptors", manyDescriptors), covers: "K7", twin: "devices", timeout: 3 * time.Minute, run: func(targets) result { return descriptorBomb() }},
 		{id: "disk-fill", name: fmt.Sprintf("reserve %d MiB of disk", muchDisk>>20), covers: "K7", twin: "write", run: func(t targets) result { return diskFill(t) }},
 		{id: "lock-memory", name: "lock memory that the host can't take back", covers: "K7", twin: "memory", run: func(targets) result {
-			const size = 64 << 20
-			b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+			b, err := unix.Mmap(-1, 0, muchLocked, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 			if err != nil {
 				return denied("%v", err)
 			}
-			return verdict(unix.Mlock(b), "locked %d MiB", size>>20)
+			return verdict(unix.Mlock(b), "locked %d KiB", muchLocked>>10)
 		}},
 	}
 }

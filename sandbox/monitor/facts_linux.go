@@ -5,8 +5,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/otters-sh/otters/sandbox/internal/wire"
 )
 
@@ -39,42 +37,18 @@ func (m *monitor) readFacts(pid int) (wire.Facts, error) {
 			f.Bounding = bits(value)
 		}
 	}
-	if m.spec.Memory == 0 && m.spec.PIDs == 0 {
-		return f, nil
+	var data, processes int64
+	if err := readLimits(pid, map[string]*int64{
+		"Max data size": &data, "Max processes": &processes, "Max open files": &f.Each.Files, "Max locked memory": &f.Each.Locked,
+		"Max core file size": &f.Each.Core, "Max nice priority": &f.Each.Nice, "Max realtime priority": &f.Each.RealTime,
+	}); err != nil {
+		return wire.Facts{}, &startError{"limits", err}
 	}
-	for _, l := range []struct {
-		what     string
-		resource int
-		asked    int64
-		to       *int64
-	}{{"memory limit", unix.RLIMIT_DATA, m.spec.Memory, &f.MemoryLimit}, {"limit of processes", unix.RLIMIT_NPROC, m.spec.PIDs, &f.PIDLimit}} {
-		if l.asked == 0 {
-			continue
-		}
-		if *l.to, err = readLimit(pid, l.resource); err != nil {
-			return wire.Facts{}, &startError{l.what, err}
-		}
+	if m.spec.Memory > 0 {
+		f.MemoryLimit = max(data, 0)
+	}
+	if m.spec.PIDs > 0 {
+		f.PIDLimit = max(processes, 0)
 	}
 	return f, nil
-}
-
-// rlimitNames are the resources in proc_pid_limits(5).
-var rlimitNames = map[int]string{unix.RLIMIT_DATA: "Max data size", unix.RLIMIT_NPROC: "Max processes"}
-
-// readLimit reads the hard limit of a process, which it can't raise; 0 where there is none.
-func readLimit(pid, resource int) (int64, error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/limits")
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(b)) {
-		values, ok := strings.CutPrefix(line, rlimitNames[resource])
-		if f := strings.Fields(values); ok && len(f) >= 2 {
-			if f[1] == "unlimited" {
-				return 0, nil
-			}
-			return strconv.ParseInt(f[1], 10, 64)
-		}
-	}
-	return 0, unix.ENODATA
 }

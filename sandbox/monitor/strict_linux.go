@@ -4,7 +4,6 @@ import (
 	"path"
 	"runtime"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -339,31 +338,4 @@ func (m *monitor) forkFrom(confine func() error, null, out, errs int) (int, erro
 	}()
 	r := <-done
 	return r.pid, r.err
-}
-
-// setLimit sets both the soft and the hard limit of this process, which its children inherit.
-func setLimit(resource int, n int64) error {
-	lim := [2]uint64{uint64(n), uint64(n)}
-	if _, _, e := unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, uintptr(resource), uintptr(unsafe.Pointer(&lim)), 0, 0, 0); e != 0 {
-		return e
-	}
-	return nil
-}
-
-// rlimits bounds memory and processes of the program, and, for it takes no more, the monitor.
-func (m *monitor) rlimits() error {
-	for _, l := range []struct {
-		what     string
-		resource int
-		n        int64
-	}{{"memory limit", unix.RLIMIT_DATA, m.spec.Memory}, {"limit of processes", unix.RLIMIT_NPROC, m.spec.PIDs}, {"core limit", unix.RLIMIT_CORE, -1}} {
-		n := l.n
-		if n == 0 {
-			continue
-		}
-		if err := setLimit(l.resource, max(n, 0)); err != nil {
-			return &startError{l.what, err}
-		}
-	}
-	return nil
 }

@@ -31,11 +31,14 @@ func TestMessagesComeBackAsTheyWere(t *testing.T) {
 		t.Errorf("%+v %v", ExitOf(parsed), err)
 	}
 	status := Status{PID: 1, Start: 1 << 40, Monitor: 2, At: time.Unix(3, 4).UTC(), Level: "off", OwnUser: true,
-		Facts: Facts{NoNewPrivs: 1, Seccomp: 2, Caps: 1 << 63, Bounding: 3, Landlock: 7, Namespaces: "a b", MemoryLimit: 8, PIDLimit: 9}}
+		Facts: Facts{NoNewPrivs: 1, Seccomp: 2, Caps: 1 << 63, Bounding: 3, Landlock: 7, Namespaces: "a b", MemoryLimit: 8, PIDLimit: 9, Each: Each{10, 11, 12, -1, 13}}}
 	m = Message{}
 	status.Fill(&m)
 	if got := StatusOf(m); got != status {
 		t.Errorf("%+v", got)
+	}
+	if got := StatusOf(Message{}).Facts.Each; got != (Each{-1, -1, -1, -1, -1}) || got.Within(MaxEach) {
+		t.Errorf("a monitor that says nothing of limits: %+v", got)
 	}
 }
 

@@ -183,6 +183,44 @@ type Facts struct {
 	Namespaces string
 	// MemoryLimit and PIDLimit are rlimits in force where they were asked for; 0 for none.
 	MemoryLimit, PIDLimit int64
+	Each                  Each
+}
+
+// Each are the hard limits of every process of a program: how many files it has open, the bytes of
+// memory that it locks and of a core it dumps, and how far it raises its priority, real-time and
+// not. Less than 0 is no limit.
+type Each struct {
+	Files, Locked, Core, Nice, RealTime int64
+}
+
+// MaxEach is what a program gets at every level, or less where its starter has less.
+var MaxEach = Each{Files: 8192, Locked: 64 << 10}
+
+func (e *Each) fields() [5]*int64 {
+	return [...]*int64{&e.Files, &e.Locked, &e.Core, &e.Nice, &e.RealTime}
+}
+
+// Within tells whether no limit is above that of most.
+func (e Each) Within(most Each) bool {
+	m := most.fields()
+	for i, n := range e.fields() {
+		if *n < 0 || *n > *m[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// eachOf reads the limits that Fill added; one that is not there is none.
+func eachOf(all []string) Each {
+	numbers := numbers(all)
+	e := Each{-1, -1, -1, -1, -1}
+	for i, to := range e.fields() {
+		if len(numbers) == len(e.fields()) {
+			*to = int64(numbers[i])
+		}
+	}
+	return e
 }
 
 // NamespaceKinds are the namespaces that a program at strict has of its own.
@@ -205,6 +243,9 @@ func (s Status) Fill(m *Message) {
 	m.Add("namespaces", f.Namespaces)
 	m.AddInt("memory", f.MemoryLimit)
 	m.AddInt("pids", f.PIDLimit)
+	for _, n := range f.Each.fields() {
+		m.AddInt("each", *n)
+	}
 }
 
 // StatusOf reads what Fill added.
@@ -214,7 +255,7 @@ func StatusOf(m Message) Status {
 		At: time.Unix(0, m.Int("at")).UTC(), Level: m.Get("level"), OwnUser: m.Get("own") != "",
 		Facts: Facts{
 			NoNewPrivs: int(m.Int("nnp")), Seccomp: int(m.Int("seccomp")), Caps: hex(m.Get("caps")), Bounding: hex(m.Get("bounding")),
-			Landlock: int(m.Int("landlock")), Namespaces: m.Get("namespaces"), MemoryLimit: m.Int("memory"), PIDLimit: m.Int("pids"),
+			Landlock: int(m.Int("landlock")), Namespaces: m.Get("namespaces"), MemoryLimit: m.Int("memory"), PIDLimit: m.Int("pids"), Each: eachOf(m.All("each")),
 		},
 	}
 }
