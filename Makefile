@@ -93,7 +93,7 @@ crash:
 
 # Tests of make test that it leaves out, or does in part, for the time they take.
 load:
-	OTTERS_LOAD=1 GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -run '^(TestR6|TestR7|TestR10|TestTheSuiteTells|TestOthersGoOn|TestNothingGetsOut|TestK16OfADaemon)' \
+	OTTERS_LOAD=1 GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -run '^(TestR6|TestR7|TestR10|TestTheSuiteTells|TestOthersGoOn|TestNothingGetsOut|TestLimitsBound|TestK16OfADaemon)' \
 		./registry ./executor/executortest ./daemon ./cmd/otters-attack ./cmd/ottersd
 
 # Agents under many clients at once, while runtimes and monitors are killed and held up, the disk fills and the registry
