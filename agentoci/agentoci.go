@@ -50,7 +50,7 @@ const (
 	// maxBlob is what the embedded registry takes as one blob.
 	maxBlob = 16 << 30
 	// maxFile is one ADD file or one binary.
-	maxFile = 1 << 30
+	maxFile = spec.MaxFile
 	// maxUnpacked is all layers of a BIN image, decompressed; maxEntries their entries.
 	maxUnpacked = 2 << 30
 	maxEntries  = 200_000

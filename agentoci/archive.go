@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -290,8 +291,15 @@ func (a *Archive) Open(name string) (fs.File, error) {
 			at = next
 		}
 	}
-	n := a.nodes[at]
-	return &archiveFile{SectionReader: io.NewSectionReader(a.spool, n.at, n.size), name: path.Base(name), node: n}, nil
+	f := a.file(path.Base(name), a.nodes[at])
+	if f.IsDir() {
+		return &archiveFolder{archiveFile: f, archive: a, at: at}, nil
+	}
+	return f, nil
+}
+
+func (a *Archive) file(name string, n *node) *archiveFile {
+	return &archiveFile{SectionReader: io.NewSectionReader(a.spool, n.at, n.size), name: name, node: n}
 }
 
 // archiveFile is its own fs.FileInfo.
@@ -309,8 +317,44 @@ func (f *archiveFile) ModTime() time.Time         { return time.Time{} }
 func (f *archiveFile) Sys() any                   { return nil }
 
 func (f *archiveFile) Mode() fs.FileMode {
-	if f.IsDir() {
+	switch f.node.kind {
+	case tar.TypeDir:
 		return fs.ModeDir | 0o755
+	case tar.TypeSymlink:
+		return fs.ModeSymlink | 0o777
 	}
 	return 0o644
+}
+
+// archiveFolder is a folder that can be listed.
+type archiveFolder struct {
+	*archiveFile
+	archive *Archive
+	at      string
+	// list is what is not returned yet, once listed.
+	list   []fs.DirEntry
+	listed bool
+}
+
+var _ fs.ReadDirFile = (*archiveFolder)(nil)
+
+func (f *archiveFolder) ReadDir(n int) ([]fs.DirEntry, error) {
+	if !f.listed {
+		f.listed = true
+		for name, node := range f.archive.nodes {
+			if name != "." && path.Dir(name) == f.at {
+				f.list = append(f.list, fs.FileInfoToDirEntry(f.archive.file(path.Base(name), node)))
+			}
+		}
+		slices.SortFunc(f.list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	}
+	if n > 0 && len(f.list) == 0 {
+		return nil, io.EOF
+	}
+	if n <= 0 || n > len(f.list) {
+		n = len(f.list)
+	}
+	out := f.list[:n]
+	f.list = f.list[n:]
+	return out, nil
 }

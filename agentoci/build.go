@@ -52,8 +52,11 @@ func Build(ctx context.Context, target oras.Target, source []byte, opts BuildOpt
 	if opts.Name == "" {
 		opts.Name = "Agentfile"
 	}
-	own, err := spec.Parse(opts.Name, source, spec.ParseOptions{Args: opts.Args})
-	if err != nil {
+	if opts.Folder == nil {
+		opts.Folder = noFolder{}
+	}
+	own, err := spec.Parse(opts.Name, source, spec.ParseOptions{Args: opts.Args, Folder: opts.Folder})
+	if err := errors.Join(err, ctx.Err()); err != nil {
 		return nil, err
 	}
 	b := &builder{opts: opts, target: target, source: source, def: own, files: map[string]added{}}
@@ -140,77 +143,31 @@ func pinned(ref spec.Reference, got digest.Digest) error {
 	return nil
 }
 
-// read reads the files that the file itself names; those of the parent are in its image.
+// read takes the digests of the files that the file itself names; those of the parent are in its image.
 func (b *builder) read(ctx context.Context, own *spec.Agentfile) error {
 	var errs []error
-	for _, c := range own.Contexts {
-		if c.File == "" {
-			continue
-		}
-		text, err := b.readContext(ctx, c.File)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("CONTEXT %s: %w", c.Name, err))
-			continue
-		}
-		for i := range b.def.Contexts {
-			if b.def.Contexts[i].Name == c.Name {
-				b.def.Contexts[i].Content = text
-			}
-		}
-	}
 	for _, d := range own.Adds {
 		desc, err := b.digest(ctx, d.Src)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("ADD %s: %w", d.Name, err))
+			errs = append(errs, fmt.Errorf("ADD %s: %s: %w", d.Name, d.Src, err))
 			continue
 		}
-		b.files[d.Name] = added{desc: desc, open: func(ctx context.Context) (io.ReadCloser, error) {
-			return b.open(d.Src, maxFile)
+		b.files[d.Name] = added{desc: desc, open: func(context.Context) (io.ReadCloser, error) {
+			return b.opts.Folder.Open(d.Src)
 		}}
 	}
 	return errors.Join(errs...)
 }
 
-// open opens a regular file of the build folder.
-func (b *builder) open(name string, most int64) (fs.File, error) {
-	if b.opts.Folder == nil {
-		return nil, fmt.Errorf("%s: there is no build folder", name)
-	}
-	// Asked before it is opened: opening a FIFO waits for its other end.
-	info, err := fs.Stat(b.opts.Folder, name)
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s: %s is no regular file", name, info.Mode().Type())
-		if info.IsDir() {
-			err = fmt.Errorf("%s: it is a folder; name its files one by one", name)
-		}
-	}
-	if err == nil && info.Size() > most {
-		err = fmt.Errorf("%s: %d bytes, more than %d: %w", name, info.Size(), most, ErrLimit)
-	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("%s: there is no such file in the build folder: %w", name, fs.ErrNotExist)
-	case err != nil:
-		return nil, err
-	}
-	return b.opts.Folder.Open(name)
-}
+// noFolder is the build folder of a build without one.
+type noFolder struct{}
 
-func (b *builder) readContext(ctx context.Context, name string) (string, error) {
-	f, err := b.open(name, spec.MaxContent)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(newLimitReader(contextReader{ctx, f}, spec.MaxContent))
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", name, err)
-	}
-	return string(text), nil
+func (noFolder) Open(name string) (fs.File, error) {
+	return nil, &fs.PathError{Op: "open", Path: name, Err: errors.New("there is no build folder")}
 }
 
 func (b *builder) digest(ctx context.Context, name string) (ocispec.Descriptor, error) {
-	f, err := b.open(name, maxFile)
+	f, err := b.opts.Folder.Open(name)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -218,7 +175,7 @@ func (b *builder) digest(ctx context.Context, name string) (ocispec.Descriptor, 
 	digester := digest.SHA256.Digester()
 	n, err := io.Copy(digester.Hash(), newLimitReader(contextReader{ctx, f}, maxFile))
 	if err != nil {
-		return ocispec.Descriptor{}, fmt.Errorf("%s: %w", name, err)
+		return ocispec.Descriptor{}, err
 	}
 	return ocispec.Descriptor{MediaType: MediaTypeFile, Digest: digester.Digest(), Size: n}, nil
 }

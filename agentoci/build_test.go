@@ -283,7 +283,7 @@ func TestBuildRefusesFiles(t *testing.T) {
 		"a folder":                           {"ADD up/in x", "up/in", "ADD file x"},
 		"a file that is not there":           {"ADD gone", "gone: there is no such file in the build folder", "ADD file"},
 		"a context over its limit":           {"CONTEXT A file://big", "big: 1048577 bytes, more than 1048576", "CONTEXT A file://full"},
-		"a context that is not text":         {"CONTEXT A file://bytes", `CONTEXT "A": the text is not UTF-8`, "ADD bytes"},
+		"a context that is not text":         {"CONTEXT A file://bytes", "Agentfile:2:11: CONTEXT A: bytes: the text is not UTF-8", "ADD bytes"},
 	} {
 		store := memory.New()
 		_, err := Build(t.Context(), store, []byte("FROM scratch\n"+tc.bad), BuildOptions{Folder: r.FS(), Tags: []string{"a"}})
@@ -300,6 +300,25 @@ func TestBuildRefusesFiles(t *testing.T) {
 	wants(t, "no folder", err, nil, "there is no build folder")
 	_, err = Build(t.Context(), memory.New(), []byte("FROM scratch\nNAM x"), BuildOptions{Name: "d/Agentfile"})
 	wants(t, "a syntax error", err, spec.ErrInvalid, "d/Agentfile:2:1: unknown instruction")
+}
+
+// A build tells everything at once, in the folder that came as an archive too.
+func TestBuildTellsEverythingAtOnce(t *testing.T) {
+	t.Parallel()
+	folder, err := ReadArchive(t.Context(), bytes.NewReader(archive(t, file("data/river.json", "{}"), symlink("out", "/etc/passwd"))), ArchiveOptions{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	_, err = Build(t.Context(), memory.New(), []byte("FROM scratch\nADD data/rivers.json\nNAM x\nADD dta/river.json y\nADD out\n"), BuildOptions{Folder: folder})
+	wants(t, "a file with no name", err, fs.ErrNotExist, "Agentfile:2:5: ADD rivers.json: data/rivers.json: there is no such file in the build folder; did you mean data/river.json?\n    ADD data/rivers.json\n        ^\n")
+	wants(t, "a word", err, spec.ErrInvalid, `Agentfile:3:1: unknown instruction "NAM"; did you mean NAME?`)
+	wants(t, "a folder with no name", err, nil, "Agentfile:4:5: ADD y: dta/river.json: there is no such file in the build folder; did you mean data/river.json?")
+	wants(t, "a link", err, ErrUnsafe, `Agentfile:5:5: ADD out: out: unsafe entry: the symlink "out" leads out of the build folder, to "/etc/passwd"`)
+	list, err := fs.ReadDir(folder, ".")
+	if err != nil || len(list) != 2 || list[0].Name() != "data" || !list[0].IsDir() || list[1].Type() != fs.ModeSymlink {
+		t.Error(list, err)
+	}
 }
 
 // swapping gives other bytes each time a file is opened.

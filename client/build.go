@@ -18,7 +18,7 @@ import (
 // in a home folder, before it is sent.
 const (
 	// MaxArchiveBytes is the largest sum of the sizes of a build folder's files.
-	MaxArchiveBytes = 1 << 30
+	MaxArchiveBytes = 2 << 30
 	// MaxArchiveEntries is how many files, folders and symlinks a build folder may have.
 	MaxArchiveEntries = 100_000
 )

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -93,5 +96,46 @@ func TestArchiveOfTheCaller(t *testing.T) {
 	cancel()
 	if err := copyArchive(gone, io.Discard, strings.NewReader("x"), ErrArchive); !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// P12: Folder opens what Build sends, and nothing else.
+func TestFolderIsWhatIsSent(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{IgnoreFile: "keys\n!keys/public\nAgentfile\nhidden\n", "Agentfile": "a", "keys/private": "p", "keys/public": "p", "a/b": "b"} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{
+		"a/up": "../keys/private", "a/ok": "../keys/public", "hidden": "a", "all": "keys", "circle": "circle", "out": "../../etc/passwd", "a/b2": "../a/../a/b",
+	} {
+		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	files, err := Folder(root.FS(), "Agentfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, good := range []string{"Agentfile", "keys/public", "a/b", "a/ok", "a/b2", "all/public"} {
+		if _, err := fs.ReadFile(files, good); err != nil {
+			t.Error(err)
+		}
+	}
+	for bad, want := range map[string]error{
+		"keys/private": errLeftOut, "a/up": errLeftOut, "hidden/b": errLeftOut, "all/private": errLeftOut, "circle": nil, "out": nil, "none": fs.ErrNotExist, "../x": nil,
+	} {
+		_, err := fs.Stat(files, bad)
+		if _, other := files.Open(bad); err == nil || other == nil || want != nil && (!errors.Is(err, want) || !errors.Is(other, want)) {
+			t.Errorf("%s: %v, %v", bad, err, other)
+		}
 	}
 }

@@ -1,8 +1,8 @@
 // Package spec is the Agentfile language: the resolved definition of an agent, its parser and
 // printer, and the checks that both a file and an override must pass.
 //
-// docs/agentfile.md is the language's reference. The package does no I/O of its own and may be
-// used by anyone.
+// docs/agentfile.md is the language's reference. The package reads nothing but the build folder that
+// Parse may be given, and may be used by anyone.
 package spec
 
 // DefaultSyntax is the language version a file without a syntax line is written in.

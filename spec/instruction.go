@@ -256,6 +256,7 @@ func (in *instruction) context() {
 		in.wrong(source.at, "%q is not a source", clip(source.text))
 	}
 	if in.end(); !in.failed {
+		in.places["CONTEXT "+c.Name] = place{in.line, source.at, in.text}
 		put(in.parser, "CONTEXT", c.Name, &in.a.Contexts, c)
 	}
 }
@@ -331,6 +332,7 @@ func (in *instruction) add() {
 	}
 	d.Description = in.description()
 	if in.end(); !in.failed {
+		in.places["ADD "+d.Name] = place{in.line, src.at, in.text}
 		put(in.parser, "ADD", d.Name, &in.a.Adds, d)
 	}
 }

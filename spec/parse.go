@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"io/fs"
 	"maps"
 	"regexp"
 	"slices"
@@ -14,13 +15,18 @@ type ParseOptions struct {
 	// Args are build arguments. Each overrides the default of the ARG with that key and is taken as
 	// it is; one for which the file has no ARG is an error.
 	Args map[string]string
+	// Folder is the build folder, such as os.Root.FS, whose symlinks lead nowhere else. With it the files
+	// that CONTEXT and ADD name are checked too, and the texts of CONTEXT read. Without it the texts of
+	// CONTEXT file:// stay empty.
+	Folder fs.FS
 }
 
 // Parse reads the Agentfile src; name is what its problems call it. The outcome is what the file
-// itself says: FROM names the parent that Merge then needs, and the content of CONTEXT file:// and
-// of ADD is not read. The bounds are the constants of this package.
+// itself says: FROM names the parent that Merge then needs, and the content of ADD is not read. The
+// bounds are the constants of this package.
 //
-// What is wrong is told all at once: the error is a *SyntaxError.
+// What is wrong is told all at once: the error is a *SyntaxError, and errors.Is finds what the files of
+// the folder were refused for.
 func Parse(name string, src []byte, opts ParseOptions) (*Agentfile, error) {
 	p := &parser{
 		file:  name,
@@ -28,8 +34,12 @@ func Parse(name string, src []byte, opts ParseOptions) (*Agentfile, error) {
 		given: opts.Args,
 		args:  map[string]string{},
 		index: map[string]int{},
+
+		places: map[string]place{},
 	}
-	p.parse(src)
+	if p.parse(src); opts.Folder != nil {
+		p.sources(opts.Folder)
+	}
 	if len(p.problems) > 0 {
 		slices.SortStableFunc(p.problems, func(a, b Problem) int {
 			if a.Line != b.Line {
@@ -50,8 +60,9 @@ type parser struct {
 	a    *Agentfile
 	// given are the build arguments and args what ${…} means on the line that is read.
 	given, args map[string]string
-	// index finds an element by kind and key.
-	index map[string]int
+	// index finds an element by kind and key, places the source of one.
+	index  map[string]int
+	places map[string]place
 
 	// src is what is not read yet; line, text and body are the statement that is.
 	src  string

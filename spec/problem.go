@@ -30,6 +30,8 @@ type Problem struct {
 
 	// caret is the position in Source, in characters from 0.
 	caret int
+	// cause is what a file was refused for.
+	cause error
 }
 
 // String prints file:line:column: message; hint, then the source line and a caret beneath.
@@ -67,6 +69,17 @@ func (e *SyntaxError) Error() string {
 		lines = append(lines, fmt.Sprintf("and %d more", e.Omitted))
 	}
 	return strings.Join(lines, "\n")
+}
+
+// Unwrap returns what files of the build folder were refused for.
+func (e *SyntaxError) Unwrap() []error {
+	var causes []error
+	for _, p := range e.Problems {
+		if p.cause != nil {
+			causes = append(causes, p.cause)
+		}
+	}
+	return causes
 }
 
 // Is tells that target is ErrInvalid.

@@ -21,6 +21,10 @@ const (
 	MaxInstructions = 10_000
 	// MaxContent is the size of one CONTEXT or one BIN usage in bytes.
 	MaxContent = 1 << 20
+	// MaxTexts is the size of all CONTEXTs of a file that come from files, in bytes.
+	MaxTexts = 16 << 20
+	// MaxFile is the size of one ADD file in bytes.
+	MaxFile = 1 << 30
 	// MaxValue is the size of a CONFIG, ENV, LABEL, ARG or EXEC value in bytes. Linux takes no
 	// variable or argument over 128 KiB.
 	MaxValue = 64 << 10

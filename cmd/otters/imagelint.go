@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 
+	"github.com/otters-sh/otters/client"
 	"github.com/otters-sh/otters/spec"
 )
 
@@ -67,10 +67,11 @@ func (a *app) lintCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lint [flags] [FILE|DIR|-]",
 		Short: "Tell everything that is wrong with an Agentfile",
-		Long: `Tell everything that is wrong with an Agentfile, with its lines, and with the files it names.
+		Long: `Tell everything that is wrong with an Agentfile and with the files that it names, each with its line:
+what is not there or left out by .agentignore, is no file, or is over its bound.
 
-Without an argument it reads the Agentfile of this folder, with - standard input. No daemon is
-needed. The exit code is 1 when something is wrong.` + jsonHelp("a list of objects", spec.Problem{}),
+Without an argument it reads the Agentfile of this folder. With - it reads standard input, and looks
+at no files. No daemon is needed. The exit code is 1 when something is wrong.` + jsonHelp("a list of objects", spec.Problem{}),
 		Args: between(0, 1),
 		RunE: func(_ *cobra.Command, given []string) error {
 			values, err := keyValues("--build-arg", args)
@@ -94,19 +95,25 @@ func (a *app) lint(file agentfile, values [][2]string, f format) error {
 	for _, kv := range values {
 		args[kv[0]] = kv[1]
 	}
-	var problems []spec.Problem
-	omitted := 0
-	def, err := spec.Parse(file.name, file.text, spec.ParseOptions{Args: args})
+	opts := spec.ParseOptions{Args: args}
+	if file.dir != "" {
+		root, err := os.OpenRoot(file.dir)
+		if err != nil {
+			return folderError("lint", file.dir, err)
+		}
+		defer root.Close()
+		if opts.Folder, err = client.Folder(root.FS(), filepath.Base(file.name)); err != nil {
+			return err
+		}
+	}
+	_, err := spec.Parse(file.name, file.text, opts)
+	problems, omitted := []spec.Problem{}, 0
 	var wrong *spec.SyntaxError
 	switch {
 	case errors.As(err, &wrong):
 		problems, omitted = wrong.Problems, wrong.Omitted
 	case err != nil:
 		return err
-	default:
-		if problems, err = sources(file, def); err != nil {
-			return err
-		}
 	}
 	if f == formatJSON {
 		err = printJSON(a.out, problems)
@@ -124,50 +131,6 @@ func (a *app) lint(file agentfile, values [][2]string, f format) error {
 		return exitCode(exitFailed)
 	}
 	return err
-}
-
-// sources checks that the files which def names are in the build folder.
-func sources(file agentfile, def *spec.Agentfile) ([]spec.Problem, error) {
-	out := []spec.Problem{}
-	if file.dir == "" {
-		return out, nil
-	}
-	root, err := os.OpenRoot(file.dir)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	check := func(what, src string, most int64) {
-		info, err := root.Stat(src)
-		var at *fs.PathError
-		why := ""
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			why = "there is no such file in the build folder"
-		case errors.As(err, &at):
-			why = at.Err.Error()
-		case err != nil:
-			why = err.Error()
-		case info.IsDir():
-			why = "it is a folder; name its files one by one"
-		case !info.Mode().IsRegular():
-			why = "it is no regular file"
-		case most > 0 && info.Size() > most:
-			why = fmt.Sprintf("it has %d bytes, more than %d", info.Size(), most)
-		}
-		if why != "" {
-			out = append(out, spec.Problem{File: file.name, Message: fmt.Sprintf("%s: %s: %s", what, src, why)})
-		}
-	}
-	for _, c := range def.Contexts {
-		if c.File != "" {
-			check("CONTEXT "+c.Name, c.File, spec.MaxContent)
-		}
-	}
-	for _, d := range def.Adds {
-		check("ADD "+d.Name, d.Src, 0)
-	}
-	return out, nil
 }
 
 func (a *app) fmtCommand() *cobra.Command {

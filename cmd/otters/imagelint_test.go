@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/otters-sh/otters/client"
 	"github.com/otters-sh/otters/spec"
 )
 
@@ -27,15 +28,51 @@ func TestLint(t *testing.T) {
 
 	writeFile(t, file, "FROM scratch\nADD a.txt\nADD gone.txt\nCONTEXT A file://out\n")
 	got := otters(t.Context(), none, "", "image", "lint", file)
-	if got.code != 1 || !strings.Contains(got.out, file+": ADD gone.txt: gone.txt: there is no such file") || !strings.Contains(got.out, "CONTEXT A: out: path escapes") {
+	if got.code != 1 || !strings.Contains(got.out, file+":3:5: ADD gone.txt: gone.txt: there is no such file") || !strings.Contains(got.out, "CONTEXT A: out: path escapes") {
 		t.Errorf("%+v", got)
+	}
+	// The words, the files, a bound and what is left out: all in one go, and the same as JSON.
+	if err := os.WriteFile(filepath.Join(dir, "large"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(dir, "large"), spec.MaxFile+1); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(dir, client.IgnoreFile), "*.pem\n")
+	writeFile(t, filepath.Join(dir, "key.pem"), "x")
+	if err := os.Symlink("key.pem", filepath.Join(dir, "key")); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, file, "FROM scratch\nNAM x\nADD a.tx\nADD large\nADD key.pem\nADD key\n")
+	want := file + `:2:1: unknown instruction "NAM"; did you mean NAME?
+    NAM x
+    ^
+` + file + `:3:5: ADD a.tx: a.tx: there is no such file in the build folder; did you mean a.txt?
+    ADD a.tx
+        ^
+` + file + `:4:5: ADD large: large: 1073741825 bytes, more than 1073741824
+    ADD large
+        ^
+` + file + `:5:5: ADD key.pem: key.pem: .agentignore leaves it out of the build folder
+    ADD key.pem
+        ^
+` + file + `:6:5: ADD key: key: .agentignore leaves it out of the build folder
+    ADD key
+        ^
+`
+	check(t, otters(t.Context(), none, "", "image", "lint", file), outcome{code: 1, out: want})
+	var problems []spec.Problem
+	got = otters(t.Context(), none, "", "image", "lint", "--format", "json", file)
+	if err := json.Unmarshal([]byte(got.out), &problems); err != nil || got.code != 1 || len(problems) != 5 ||
+		problems[1].Line != 3 || problems[1].Column != 5 || problems[1].Hint != "did you mean a.txt?" || problems[1].Source != "ADD a.tx" {
+		t.Errorf("%v %+v", err, got)
 	}
 
 	got = otters(t.Context(), none, "FROM scratch\nNAM x\nMODEL y\n", "image", "lint", "-")
-	want := "-:2:1: unknown instruction \"NAM\"; did you mean NAME?\n    NAM x\n    ^\n-:3:7: \"y\" is not a model: write provider/model\n    MODEL y\n          ^\n"
+	want = "-:2:1: unknown instruction \"NAM\"; did you mean NAME?\n    NAM x\n    ^\n-:3:7: \"y\" is not a model: write provider/model\n    MODEL y\n          ^\n"
 	check(t, got, outcome{code: 1, out: want})
 
-	var problems []spec.Problem
+	problems = nil
 	got = otters(t.Context(), none, "FROM scratch\nNAM x\n", "image", "lint", "--format", "json", "-")
 	if err := json.Unmarshal([]byte(got.out), &problems); err != nil || got.code != 1 || len(problems) != 1 || problems[0].Line != 2 || problems[0].Hint == "" {
 		t.Errorf("%v %+v", err, got)

@@ -1,0 +1,162 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+)
+
+// maxListed is how many names of a folder are compared with one that is not there.
+const maxListed = 1000
+
+// place is where the file names a source, so that what is wrong with it is told there.
+type place struct {
+	line, at int
+	text     string
+}
+
+// sources checks the files that CONTEXT and ADD name, those that an instruction further down replaced
+// aside, and reads the texts of CONTEXT.
+func (p *parser) sources(folder fs.FS) {
+	f := &folderReader{fs: folder, lists: map[string][]fs.DirEntry{}, left: MaxTexts}
+	for i := range p.a.Contexts {
+		c := &p.a.Contexts[i]
+		if c.File == "" {
+			continue
+		}
+		text, err := f.text(c.File)
+		if err == nil {
+			err = checkContent(text)
+		}
+		p.source("CONTEXT", c.Name, c.File, f, err)
+		c.Content = text
+	}
+	for _, d := range p.a.Adds {
+		_, err := f.stat(d.Src, MaxFile)
+		p.source("ADD", d.Name, d.Src, f, err)
+	}
+}
+
+// source notes what is wrong with a source, at its place in the file.
+func (p *parser) source(kind, key, src string, f *folderReader, err error) {
+	if err == nil {
+		return
+	}
+	hint := ""
+	if errors.Is(err, fs.ErrNotExist) && len(p.problems) < maxProblems {
+		hint = f.meant(src)
+	}
+	at := p.places[kind+" "+key]
+	p.line, p.text = at.line, at.text
+	n := len(p.problems)
+	p.problem(at.at, hint, "%s %s: %s: %v", kind, key, clip(src), err)
+	if n < len(p.problems) {
+		p.problems[n].cause = err
+	}
+}
+
+// folderReader reads a build folder.
+type folderReader struct {
+	fs fs.FS
+	// lists are the folders that were read for a near-miss.
+	lists map[string][]fs.DirEntry
+	// left is how many bytes of text may still be read.
+	left int64
+}
+
+// missing is fs.ErrNotExist in words that are about a build folder.
+type missing struct{}
+
+func (missing) Error() string        { return "there is no such file in the build folder" }
+func (missing) Is(target error) bool { return target == fs.ErrNotExist }
+
+// stat tells that a source is a regular file of at most most bytes. It opens nothing, since opening a
+// named pipe waits for its other end.
+func (f *folderReader) stat(name string, most int64) (fs.FileInfo, error) {
+	info, err := fs.Stat(f.fs, name)
+	var at *fs.PathError
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, missing{}
+	case errors.As(err, &at):
+		return nil, at.Err
+	case err != nil:
+		return nil, err
+	case info.IsDir():
+		return nil, errors.New("it is a folder; name its files one by one")
+	case !info.Mode().IsRegular():
+		return nil, errors.New("it is no regular file")
+	case info.Size() > most:
+		return nil, fmt.Errorf("%d bytes, more than %d", info.Size(), most)
+	}
+	return info, nil
+}
+
+// text reads a text, and no more of it than its bound where it grows meanwhile.
+func (f *folderReader) text(name string) (string, error) {
+	info, err := f.stat(name, MaxContent)
+	if err != nil {
+		return "", err
+	}
+	if f.left -= info.Size(); f.left < 0 {
+		return "", fmt.Errorf("the texts of CONTEXT have more than %d bytes together", MaxTexts)
+	}
+	file, err := f.fs.Open(name)
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.LimitReader(file, info.Size()+1))
+	if err = errors.Join(err, file.Close()); err == nil && int64(len(text)) != info.Size() {
+		err = errors.New("it changed while it was read; try again")
+	}
+	return string(text), err
+}
+
+// meant is the hint for a path that is not there: the same with its first wrong part mended.
+func (f *folderReader) meant(src string) string {
+	parts := strings.Split(src, "/")
+	dir := "."
+	for i, part := range parts {
+		var names []string
+		last := i == len(parts)-1
+		for _, e := range f.list(dir) {
+			// A link may be either.
+			if e.Type()&fs.ModeSymlink != 0 || e.IsDir() != last {
+				names = append(names, e.Name())
+			}
+		}
+		if !slices.Contains(names, part) {
+			near := nearest(part, names)
+			if near == "" {
+				return ""
+			}
+			fixed := path.Join(append([]string{dir, near}, parts[i+1:]...)...)
+			if _, err := f.stat(fixed, MaxFile); err != nil {
+				return ""
+			}
+			return fmt.Sprintf("did you mean %s?", clip(fixed))
+		}
+		dir = path.Join(dir, part)
+	}
+	return ""
+}
+
+// list reads at most maxListed names of a folder; one that can't be read has none.
+func (f *folderReader) list(dir string) []fs.DirEntry {
+	if list, ok := f.lists[dir]; ok {
+		return list
+	}
+	f.lists[dir] = nil
+	if file, err := f.fs.Open(dir); err == nil {
+		if d, ok := file.(fs.ReadDirFile); ok {
+			// What was read before an error is enough for a hint.
+			f.lists[dir], _ = d.ReadDir(maxListed)
+		}
+		_ = file.Close()
+	}
+	return f.lists[dir]
+}
