@@ -46,8 +46,9 @@ type BuildResult struct {
 
 // Build turns the Agentfile source into an image in target. The same source, files, parent and
 // options give the same digest on every machine. Everything is read and checked before the first
-// blob is stored, and tags are moved last, so a build that fails leaves at most blobs that nothing
-// refers to. Problems of the file are a *spec.SyntaxError.
+// blob is stored, and tags are moved last: a build of bad input leaves target as it was. Only one that
+// target fails, or whose folder changes while it is built, leaves blobs, which nothing refers to.
+// Problems of the file are a *spec.SyntaxError.
 func Build(ctx context.Context, target oras.Target, source []byte, opts BuildOptions) (*BuildResult, error) {
 	if opts.Name == "" {
 		opts.Name = "Agentfile"
@@ -153,10 +154,23 @@ func (b *builder) read(ctx context.Context, own *spec.Agentfile) error {
 			continue
 		}
 		b.files[d.Name] = added{desc: desc, open: func(context.Context) (io.ReadCloser, error) {
-			return b.opts.Folder.Open(d.Src)
+			return b.open(d.Src)
 		}}
 	}
 	return errors.Join(errs...)
+}
+
+// open opens a file that Parse found to be regular, unless it is none any more: opening a named pipe waits
+// for its other end.
+func (b *builder) open(name string) (fs.File, error) {
+	info, err := fs.Stat(b.opts.Folder, name)
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it changed while it was built")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b.opts.Folder.Open(name)
 }
 
 // noFolder is the build folder of a build without one.
@@ -167,7 +181,7 @@ func (noFolder) Open(name string) (fs.File, error) {
 }
 
 func (b *builder) digest(ctx context.Context, name string) (ocispec.Descriptor, error) {
-	f, err := b.opts.Folder.Open(name)
+	f, err := b.open(name)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -195,34 +209,26 @@ func (b *builder) store(ctx context.Context) (ocispec.Descriptor, error) {
 		ArtifactType: ArtifactTypeAgent,
 		Annotations:  b.annotations(),
 	}
-	if m.Config, err = pushBytes(ctx, b.target, MediaTypeConfig, config); err != nil {
-		return ocispec.Descriptor{}, err
-	}
+	var parts stage
+	m.Config = parts.bytes("", MediaTypeConfig, config)
 	layer := func(desc ocispec.Descriptor, title string) {
 		desc.Annotations = map[string]string{ocispec.AnnotationTitle: title}
 		m.Layers = append(m.Layers, desc)
 	}
-	desc, err := pushBytes(ctx, b.target, MediaTypeAgentfile, b.source)
-	if err != nil {
-		return desc, err
-	}
-	layer(desc, "Agentfile")
+	layer(parts.bytes("", MediaTypeAgentfile, b.source), "Agentfile")
 	for _, c := range b.def.Contexts {
-		if desc, err = pushBytes(ctx, b.target, MediaTypeContext, []byte(c.Content)); err != nil {
-			return desc, fmt.Errorf("CONTEXT %s: %w", c.Name, err)
-		}
-		layer(desc, c.Name+".md")
+		layer(parts.bytes("CONTEXT "+c.Name, MediaTypeContext, []byte(c.Content)), c.Name+".md")
 	}
 	for _, d := range b.def.Adds {
 		f := b.files[d.Name]
-		// The store checks the digest: a file that changed since it was read is not stored.
-		err := push(ctx, b.target, f.desc, func() (io.ReadCloser, error) { return f.open(ctx) })
-		if err != nil {
-			return desc, fmt.Errorf("ADD %s: %w", d.Name, err)
-		}
+		parts.add("ADD "+d.Name, f.desc, func() (io.ReadCloser, error) { return f.open(ctx) })
 		layer(f.desc, d.Name)
 	}
-	if desc, err = pushDocument(ctx, b.target, ocispec.MediaTypeImageManifest, m); err != nil {
+	desc, err := parts.document(ocispec.MediaTypeImageManifest, m, len(m.Layers)+1)
+	if err != nil {
+		return desc, err
+	}
+	if err := parts.store(ctx, b.target); err != nil {
 		return desc, err
 	}
 	desc.ArtifactType = ArtifactTypeAgent

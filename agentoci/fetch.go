@@ -158,6 +158,11 @@ func isManifest(mediaType string) bool {
 	return mediaType == ocispec.MediaTypeImageManifest || mediaType == "application/vnd.docker.distribution.manifest.v2+json"
 }
 
+// isDocument tells what refers to other parts: indexes, manifests, and those of artifacts in an older form.
+func isDocument(mediaType string) bool {
+	return isIndex(mediaType) || isManifest(mediaType) || mediaType == "application/vnd.oci.artifact.manifest.v1+json"
+}
+
 // describe is the descriptor of a blob in memory.
 func describe(mediaType string, blob []byte) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
@@ -183,25 +188,6 @@ func push(ctx context.Context, target oras.Target, desc ocispec.Descriptor, open
 		return fmt.Errorf("store %s: %w", desc.Digest, err)
 	}
 	return nil
-}
-
-func pushBytes(ctx context.Context, target oras.Target, mediaType string, blob []byte) (ocispec.Descriptor, error) {
-	desc := describe(mediaType, blob)
-	return desc, push(ctx, target, desc, func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(blob)), nil
-	})
-}
-
-// pushDocument stores a manifest or index.
-func pushDocument(ctx context.Context, target oras.Target, mediaType string, v any) (ocispec.Descriptor, error) {
-	blob, err := json.Marshal(v)
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	if len(blob) > maxManifest {
-		return ocispec.Descriptor{}, fmt.Errorf("manifest of %d bytes, more than %d: %w", len(blob), maxManifest, ErrLimit)
-	}
-	return pushBytes(ctx, target, mediaType, blob)
 }
 
 func tagAll(ctx context.Context, target oras.Target, desc ocispec.Descriptor, tags []string) error {

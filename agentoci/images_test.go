@@ -32,6 +32,18 @@ func stores(t *testing.T) map[string]oras.Target {
 	return map[string]oras.Target{"memory": memory.New(), "layout": layout}
 }
 
+func pushBytes(ctx context.Context, target oras.Target, mediaType string, blob []byte) (ocispec.Descriptor, error) {
+	var parts stage
+	desc := parts.bytes("", mediaType, blob)
+	return desc, parts.store(ctx, target)
+}
+
+func pushDocument(ctx context.Context, target oras.Target, mediaType string, v any) (ocispec.Descriptor, error) {
+	var parts stage
+	desc, err := parts.document(mediaType, v, 0)
+	return desc, errors.Join(err, parts.store(ctx, target))
+}
+
 // in opens every reference in one store, under its identifier after its name.
 func in(store oras.ReadOnlyTarget) Opener {
 	return func(_ context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {

@@ -106,16 +106,17 @@ type Layout struct {
 }
 
 // OpenLayout reads the OCI image layout in files, such as an *Archive, and checks every blob of every
-// image against its digest. What is over a bound is ErrLimit.
-func OpenLayout(ctx context.Context, files fs.FS) (*Layout, error) {
+// image against its digest, and every manifest and index with check, which may be nil: what the store
+// that they are for has to say of them. What is over a bound is ErrLimit.
+func OpenLayout(ctx context.Context, files fs.FS, check func(desc ocispec.Descriptor, data []byte) error) (*Layout, error) {
 	l := &Layout{files: files}
-	if err := l.open(ctx); err != nil {
+	if err := l.open(ctx, check); err != nil {
 		return nil, fmt.Errorf("image layout: %w", err)
 	}
 	return l, nil
 }
 
-func (l *Layout) open(ctx context.Context) error {
+func (l *Layout) open(ctx context.Context, check func(ocispec.Descriptor, []byte) error) error {
 	var version ocispec.ImageLayout
 	if err := l.document(ctx, ocispec.ImageLayoutFile, &version); err != nil {
 		return err
@@ -144,6 +145,13 @@ func (l *Layout) open(ctx context.Context) error {
 		roots = append(roots, d)
 	}
 	return walk(ctx, l, roots, func(d ocispec.Descriptor) error {
+		if isDocument(d.MediaType) && check != nil {
+			data, err := fetchAll(ctx, l, d, maxManifest)
+			if err != nil {
+				return err
+			}
+			return check(d, data)
+		}
 		r, err := fetch(ctx, l, d, maxBlob)
 		if err != nil {
 			return err
@@ -202,9 +210,14 @@ func walk(ctx context.Context, store content.Fetcher, roots []ocispec.Descriptor
 		manifest bool
 	}
 	seen := map[part]bool{}
+	sizes := map[string]int64{}
 	var node func(d ocispec.Descriptor, depth int) error
 	node = func(d ocispec.Descriptor, depth int) error {
-		manifest := isIndex(d.MediaType) || isManifest(d.MediaType)
+		if size, ok := sizes[string(d.Digest)]; ok && size != d.Size {
+			return fmt.Errorf("%.100q: it has %d bytes in one place and %d in another", string(d.Digest), size, d.Size)
+		}
+		sizes[string(d.Digest)] = d.Size
+		manifest := isDocument(d.MediaType)
 		key := part{string(d.Digest), manifest}
 		if seen[key] {
 			return nil

@@ -35,7 +35,7 @@ func openLayout(ctx context.Context, data []byte) (*Layout, error) {
 		return nil, err
 	}
 	defer files.Close()
-	l, err := OpenLayout(ctx, files)
+	l, err := OpenLayout(ctx, files, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func TestLayoutIsReadBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer files.Close()
-	l, err := OpenLayout(t.Context(), files)
+	l, err := OpenLayout(t.Context(), files, nil)
 	if err != nil || len(l.Images) != 2 || l.Images[0].Name != "a:1" || l.Images[1].Name != "b:2" || l.Images[1].Descriptor.Digest != desc.Digest {
 		t.Fatalf("%+v %v", l, err)
 	}
@@ -104,13 +104,13 @@ func TestLayoutRefuses(t *testing.T) {
 		if c.index != "" {
 			c.files[ocispec.ImageIndexFile] = &fstest.MapFile{Data: []byte(c.index)}
 		}
-		if _, err := OpenLayout(t.Context(), c.files); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := OpenLayout(t.Context(), c.files, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q", c.name, err, c.want)
 		}
 	}
 	good := blobs(manifest, []byte("{}"))
 	good[ocispec.ImageIndexFile] = &fstest.MapFile{Data: []byte(index(describe(ocispec.MediaTypeImageManifest, manifest)))}
-	if _, err := OpenLayout(t.Context(), good); err != nil {
+	if _, err := OpenLayout(t.Context(), good, nil); err != nil {
 		t.Errorf("the allowed twin: %v", err)
 	}
 	deep := blobs()
@@ -128,12 +128,12 @@ func TestLayoutRefuses(t *testing.T) {
 		deep[blobPath(d)] = &fstest.MapFile{Data: b}
 	}
 	deep[ocispec.ImageIndexFile] = &fstest.MapFile{Data: []byte(index(d))}
-	if _, err := OpenLayout(t.Context(), deep); !errors.Is(err, ErrLimit) {
+	if _, err := OpenLayout(t.Context(), deep, nil); !errors.Is(err, ErrLimit) {
 		t.Errorf("indexes in indexes: %v", err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := OpenLayout(gone, good); !errors.Is(err, context.Canceled) {
+	if _, err := OpenLayout(gone, good, nil); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }

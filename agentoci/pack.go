@@ -58,23 +58,36 @@ type BinImage struct {
 // PackLayer stores the program as a tar layer in target. It is not compressed: the same binary gives
 // the same digest whatever compressor was linked, and is unpacked at the speed of the disk.
 func PackLayer(ctx context.Context, target oras.Target, p Program) (Layer, error) {
+	var parts stage
+	l, err := parts.layer(ctx, p)
+	if err == nil {
+		err = parts.store(ctx, target)
+	}
+	if err != nil {
+		return Layer{}, fmt.Errorf("pack layer: %s: %w", p.Name, err)
+	}
+	return l, nil
+}
+
+// layer adds the layer of a program, which is read for its digest.
+func (s *stage) layer(ctx context.Context, p Program) (Layer, error) {
 	names := append([]string{p.Name}, p.Links...)
 	slices.Sort(names[1:])
 	for i, name := range names {
 		if err := checkBinName(name); err != nil {
-			return Layer{}, fmt.Errorf("pack layer: %w", err)
+			return Layer{}, err
 		}
 		if slices.Contains(names[:i], name) {
-			return Layer{}, fmt.Errorf("pack layer: the name %s is there twice", name)
+			return Layer{}, fmt.Errorf("the name %s is there twice", name)
 		}
 	}
 	if p.Size < 0 || p.Size > maxFile {
-		return Layer{}, fmt.Errorf("pack layer: %s: size %d is not between 0 and %d: %w", p.Name, p.Size, int64(maxFile), ErrLimit)
+		return Layer{}, fmt.Errorf("size %d is not between 0 and %d: %w", p.Size, int64(maxFile), ErrLimit)
 	}
 	digester := digest.SHA256.Digester()
 	count := &countWriter{w: digester.Hash()}
 	if err := writeProgram(ctx, count, p, names[1:]); err != nil {
-		return Layer{}, fmt.Errorf("pack layer: %s: %w", p.Name, err)
+		return Layer{}, err
 	}
 	l := Layer{
 		Platform:   p.Platform,
@@ -82,12 +95,9 @@ func PackLayer(ctx context.Context, target oras.Target, p Program) (Layer, error
 		DiffID:     digester.Digest(),
 		Names:      names,
 	}
-	err := push(ctx, target, l.Descriptor, func() (io.ReadCloser, error) {
+	s.add("", l.Descriptor, func() (io.ReadCloser, error) {
 		return newPipe(func(w io.Writer) error { return writeProgram(ctx, w, p, names[1:]) }), nil
 	})
-	if err != nil {
-		return Layer{}, fmt.Errorf("pack layer: %s: %w", p.Name, err)
-	}
 	return l, nil
 }
 
@@ -155,14 +165,40 @@ func (p *pipe) Close() error {
 // PackBin stores a BIN or RUNTIME image in target: an index with one manifest per platform, each an
 // ordinary image that a container engine takes too. Images of the same Layers share them.
 func PackBin(ctx context.Context, target oras.Target, b BinImage) (ocispec.Descriptor, error) {
-	desc, err := packBin(ctx, target, b)
+	return packBin(ctx, target, b, new(stage))
+}
+
+// BuildBin stores a BIN image of programs, one per platform, in place of the Layers of b. Everything is
+// read and checked before the first blob is stored.
+func BuildBin(ctx context.Context, target oras.Target, b BinImage, programs []Program) (ocispec.Descriptor, error) {
+	var parts stage
+	b.Layers = nil
+	for _, p := range programs {
+		l, err := parts.layer(ctx, p)
+		if err != nil {
+			return ocispec.Descriptor{}, fmt.Errorf("pack %s: %s: %w", b.Name, platformString(p.Platform), err)
+		}
+		b.Layers = append(b.Layers, l)
+	}
+	return packBin(ctx, target, b, &parts)
+}
+
+func packBin(ctx context.Context, target oras.Target, b BinImage, parts *stage) (ocispec.Descriptor, error) {
+	desc, err := b.stage(parts)
+	if err == nil {
+		err = parts.store(ctx, target)
+	}
+	if err == nil {
+		err = tagAll(ctx, target, desc, b.Tags)
+	}
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("pack %s: %w", b.Name, err)
 	}
 	return desc, nil
 }
 
-func packBin(ctx context.Context, target oras.Target, b BinImage) (ocispec.Descriptor, error) {
+// stage adds the documents of the image.
+func (b BinImage) stage(parts *stage) (ocispec.Descriptor, error) {
 	none := ocispec.Descriptor{}
 	if err := b.check(); err != nil {
 		return none, err
@@ -179,10 +215,7 @@ func packBin(ctx context.Context, target oras.Target, b BinImage) (ocispec.Descr
 		if err != nil {
 			return none, err
 		}
-		desc, err := pushBytes(ctx, target, ocispec.MediaTypeImageLayer, blob)
-		if err != nil {
-			return none, err
-		}
+		desc := parts.bytes("", ocispec.MediaTypeImageLayer, blob)
 		usage = &desc
 	}
 	layers := slices.Clone(b.Layers)
@@ -190,18 +223,15 @@ func packBin(ctx context.Context, target oras.Target, b BinImage) (ocispec.Descr
 		return strings.Compare(platformString(x.Platform), platformString(y.Platform))
 	})
 	for _, l := range layers {
-		desc, err := packManifest(ctx, target, b, l, usage)
+		desc, err := b.manifest(parts, l, usage)
 		if err != nil {
 			return none, err
 		}
 		index.Manifests = append(index.Manifests, desc)
 	}
-	desc, err := pushDocument(ctx, target, ocispec.MediaTypeImageIndex, index)
-	if err != nil {
-		return none, err
-	}
+	desc, err := parts.document(ocispec.MediaTypeImageIndex, index, len(index.Manifests))
 	desc.ArtifactType = ArtifactTypeBin
-	return desc, tagAll(ctx, target, desc, b.Tags)
+	return desc, err
 }
 
 func (b BinImage) check() error {
@@ -258,7 +288,7 @@ func usageLayer(text string) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-func packManifest(ctx context.Context, target oras.Target, b BinImage, l Layer, usage *ocispec.Descriptor) (ocispec.Descriptor, error) {
+func (b BinImage) manifest(parts *stage, l Layer, usage *ocispec.Descriptor) (ocispec.Descriptor, error) {
 	none := ocispec.Descriptor{}
 	config := ocispec.Image{
 		Platform: l.Platform,
@@ -280,10 +310,8 @@ func packManifest(ctx context.Context, target oras.Target, b BinImage, l Layer, 
 	if err != nil {
 		return none, err
 	}
-	if m.Config, err = pushBytes(ctx, target, ocispec.MediaTypeImageConfig, blob); err != nil {
-		return none, err
-	}
-	desc, err := pushDocument(ctx, target, ocispec.MediaTypeImageManifest, m)
+	m.Config = parts.bytes("", ocispec.MediaTypeImageConfig, blob)
+	desc, err := parts.document(ocispec.MediaTypeImageManifest, m, len(m.Layers)+1)
 	if err != nil {
 		return none, err
 	}

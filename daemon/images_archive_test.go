@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	crremote "github.com/google/go-containerregistry/pkg/v1/remote"
+	digest "github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,6 +26,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote"
 
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+	"github.com/otters-sh/otters/registry"
 )
 
 // save returns the archive of images.
@@ -129,6 +132,82 @@ func entries(t *testing.T, archive []byte, change func(h *tar.Header, body []byt
 	return out.Bytes()
 }
 
+// store tells all that is in the registry: what has a name, and how much there is with what has none.
+func (d *testDaemon) store() string {
+	d.t.Helper()
+	c, err := d.Daemon.images.store.Check(d.t.Context(), registry.CheckOptions{})
+	if err != nil || len(c.Problems) > 0 {
+		d.t.Fatal(c, err)
+	}
+	return fmt.Sprintf("%d contents of %d bytes, %d orphans, named %q", c.Contents, c.Bytes, c.Orphans, d.names())
+}
+
+// layoutOf is an archive of an image whose manifest is made of the descriptor of a blob, and of one that
+// gives it another size.
+func layoutOf(t *testing.T, form string) []byte {
+	t.Helper()
+	blob, media := []byte("{}"), ocispec.MediaTypeImageManifest
+	desc := func(mediaType string, b []byte, size int) string {
+		return fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":%d}`, mediaType, digest.FromBytes(b), size)
+	}
+	parts := [][]byte{blob}
+	config := desc("application/json", blob, len(blob))
+	var manifest []byte
+	if form == "artifact" {
+		artifact := []byte(`{"mediaType":"application/vnd.oci.artifact.manifest.v1+json","layers":[]}`)
+		parts = append(parts, artifact)
+		manifest = fmt.Appendf(nil, `{"schemaVersion":2,"config":%s,"layers":[%s]}`, config, desc("application/vnd.oci.artifact.manifest.v1+json", artifact, len(artifact)))
+	} else {
+		manifest = []byte(strings.NewReplacer("%[1]s", config, "%[2]s", desc("application/json", blob, 3)).Replace(form))
+	}
+	parts = append(parts, manifest)
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	add := func(name string, b []byte) {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(b))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`))
+	named := strings.TrimSuffix(desc(media, manifest, len(manifest)), "}") + `,"annotations":{"org.opencontainers.image.ref.name":"x:1"}}`
+	add("index.json", []byte(`{"schemaVersion":2,"manifests":[`+named+`]}`))
+	for _, b := range parts {
+		add("blobs/sha256/"+digest.FromBytes(b).Encoded(), b)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// folderOf is an archive of a build folder with a file and a link out of it.
+func folderOf(t *testing.T, agentfile string) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for _, h := range []*tar.Header{
+		{Typeflag: tar.TypeReg, Name: "Agentfile", Mode: 0o644, Size: int64(len(agentfile))},
+		{Typeflag: tar.TypeReg, Name: "a", Mode: 0o644},
+		{Typeflag: tar.TypeSymlink, Name: "out", Linkname: "/etc/passwd", Mode: 0o777},
+	} {
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if h.Name == "Agentfile" {
+			if _, err := io.WriteString(w, agentfile); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
 // P1, P2, P9 and a wrong blob: an archive that is not right stores nothing at all.
 func TestLoadRefusesAndChangesNothing(t *testing.T) {
 	t.Parallel()
@@ -139,7 +218,7 @@ func TestLoadRefusesAndChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
-	first := true
+	before, first := other.store(), true
 	for what, bad := range map[string][]byte{
 		"no archive": []byte("hello"), "nothing": nil, "cut": archive[:len(archive)/2],
 		"a blob with other bytes": entries(t, archive, func(h *tar.Header, b []byte) []byte {
@@ -179,9 +258,35 @@ func TestLoadRefusesAndChangesNothing(t *testing.T) {
 			t.Errorf("%s: %v %v", what, r, err)
 		}
 	}
-	list, err := other.api.ListImages(t.Context(), &daemonv1.ListImagesRequest{})
-	if err != nil || len(list.GetImages()) != 0 {
-		t.Errorf("%v %v", list, err)
+	// What the registry would refuse when the rest is stored already.
+	for what, manifest := range map[string]string{
+		"a manifest with a key twice":  `{"schemaVersion":2,"schemaVersion":2,"config":%[1]s,"layers":[%[1]s]}`,
+		"a manifest of another schema": `{"schemaVersion":1,"config":%[1]s,"layers":[%[1]s]}`,
+		"a part of two sizes":          `{"schemaVersion":2,"config":%[1]s,"layers":[%[2]s]}`,
+		"an artifact that is none":     "artifact",
+	} {
+		if r, err := other.load(layoutOf(t, manifest)); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v %v", what, r, err)
+		}
+	}
+	for what, file := range map[string]string{"a file that is not there": "FROM scratch\nADD a\nADD b\n", "P10 a link out": "FROM scratch\nADD a\nADD out\n", "S1 itself": "FROM self\nADD a\n"} {
+		s, err := other.api.Build(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = s.Send(&daemonv1.BuildRequest{Part: &daemonv1.BuildRequest_Options{Options: &daemonv1.BuildOptions{Tags: []string{"self"}}}})
+		if err == nil {
+			err = s.Send(&daemonv1.BuildRequest{Part: &daemonv1.BuildRequest_Archive{Archive: folderOf(t, file)}})
+		}
+		if _, closed := s.CloseAndRecv(); err != nil || status.Code(closed) != codes.InvalidArgument && status.Code(closed) != codes.NotFound {
+			t.Errorf("%s: %v %v", what, err, closed)
+		}
+	}
+	if after := other.store(); after != before {
+		t.Errorf("the store was %s and is %s", before, after)
+	}
+	if _, err := other.load(layoutOf(t, `{"schemaVersion":2,"config":%[1]s,"layers":[%[1]s]}`)); err != nil || other.digest("x:1") == "" {
+		t.Errorf("the allowed twin of the manifests: %v", err)
 	}
 	if _, err := other.load(archive); err != nil || other.digest("guide:1") != d.digest("guide:1") {
 		t.Errorf("the allowed twin: %v", err)

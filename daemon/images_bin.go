@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -58,33 +57,36 @@ func (s imageService) BuildBin(in binStream) error {
 	image := agentoci.BinImage{
 		Name: opts.GetName(), Description: opts.GetDescription(), Usage: opts.GetUsage(), Labels: opts.GetLabels(), Tags: stored,
 	}
+	var list []agentoci.Program
 	for _, platform := range slices.Sorted(maps.Keys(opts.GetPrograms())) {
-		layer, err := s.packProgram(ctx, folder, opts.GetName(), platform, opts.GetPrograms()[platform])
+		p, err := program(folder, platform, opts.GetPrograms()[platform])
 		if err != nil {
 			return callerError(ctx, "build bin: "+clip(platform), err)
 		}
-		image.Layers = append(image.Layers, layer)
+		p.Name = opts.GetName()
+		list = append(list, p)
 	}
-	desc, err := agentoci.PackBin(ctx, s.sup.images.store, image)
+	desc, err := agentoci.BuildBin(ctx, s.sup.images.store, image, list)
 	if err != nil {
 		return callerError(ctx, "build bin", err)
 	}
 	return in.SendAndClose(&daemonv1.BuildBinResponse{Digest: desc.Digest.String(), References: shown})
 }
 
-func (s imageService) packProgram(ctx context.Context, folder fs.FS, name, platform, file string) (agentoci.Layer, error) {
+// program is a static binary of the folder.
+func program(folder fs.FS, platform, file string) (agentoci.Program, error) {
+	none := agentoci.Program{}
 	p, err := parsePlatform(platform)
 	if err != nil {
-		return agentoci.Layer{}, err
+		return none, err
 	}
 	info, err := fs.Stat(folder, path.Clean(file))
 	if err != nil {
-		return agentoci.Layer{}, err
+		return none, err
 	}
-	open := func() (io.ReadCloser, error) { return folder.Open(path.Clean(file)) }
 	f, err := folder.Open(path.Clean(file))
 	if err != nil {
-		return agentoci.Layer{}, err
+		return none, err
 	}
 	at, ok := f.(io.ReaderAt)
 	if !ok || !info.Mode().IsRegular() {
@@ -93,9 +95,10 @@ func (s imageService) packProgram(ctx context.Context, folder fs.FS, name, platf
 		err = agentoci.CheckStatic(at, p)
 	}
 	if err := errors.Join(err, f.Close()); err != nil {
-		return agentoci.Layer{}, err
+		return none, err
 	}
-	return agentoci.PackLayer(ctx, s.sup.images.store, agentoci.Program{Platform: p, Name: name, Size: info.Size(), Open: open})
+	open := func() (io.ReadCloser, error) { return folder.Open(path.Clean(file)) }
+	return agentoci.Program{Platform: p, Size: info.Size(), Open: open}, nil
 }
 
 // parsePlatform reads os/arch[/variant].

@@ -20,6 +20,7 @@ import (
 	"github.com/otters-sh/otters/executor"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 	"github.com/otters-sh/otters/proto/otters/daemon/v1/daemonv1connect"
+	"github.com/otters-sh/otters/registry"
 	"github.com/otters-sh/otters/spec"
 )
 
@@ -289,7 +290,7 @@ func (s imageService) LoadImage(in loadStream) error {
 		return callerError(ctx, "load", err)
 	}
 	defer folder.Close()
-	layout, err := agentoci.OpenLayout(ctx, folder)
+	layout, err := agentoci.OpenLayout(ctx, folder, registry.CheckManifest)
 	if err != nil {
 		return callerError(ctx, "load", err)
 	}

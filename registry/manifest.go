@@ -79,6 +79,16 @@ type document struct {
 	Annotations   map[string]string    `json:"annotations"`
 }
 
+// CheckManifest tells what a Store refuses data for, pushed as the manifest or index that desc describes.
+// That what it refers to is there is seen when it is pushed.
+func CheckManifest(desc ocispec.Descriptor, data []byte) error {
+	if len(data) > manifestLimit {
+		return fmt.Errorf("manifest of %d bytes, at most %d are allowed: %w", len(data), manifestLimit, errdef.ErrSizeExceedsLimit)
+	}
+	_, err := parseManifest(desc.MediaType, desc.Digest, data)
+	return err
+}
+
 // parseManifest checks data, declared as contentType, against its kind. What it refers to is
 // checked at the commit. A media type unknown here is kept as it is: only its references are
 // noted, where it has the usual ones.
