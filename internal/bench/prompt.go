@@ -50,14 +50,16 @@ func benchPrompt(ctx context.Context, b *built, runs int) ([]row, error) {
 	defer conn.Close()
 	direct := agentv1.NewAgentRuntimeClient(conn)
 	var short comparison
-	err = b.relayed(ctx, agent.Address, func(relay agentv1.AgentRuntimeClient) (err error) {
-		short, err = comparePrompts(ctx, d, direct, relay, agent, 20, max(runs*5, 200))
-		return err
+	err = b.relayed(ctx, "bytes", agent.Address, func(bytes agentv1.AgentRuntimeClient) error {
+		return b.relayed(ctx, "grpc", agent.Address, func(relay agentv1.AgentRuntimeClient) (err error) {
+			short, err = comparePrompts(ctx, d, []agentv1.AgentRuntimeClient{direct, bytes, relay}, agent, 20, max(runs*5, 200))
+			return err
+		})
 	})
 	if err != nil {
 		return nil, err
 	}
-	long, err := comparePrompts(ctx, d, direct, nil, agent, 2000, max(runs/2, 20))
+	long, err := comparePrompts(ctx, d, []agentv1.AgentRuntimeClient{direct}, agent, 2000, max(runs/2, 20))
 	if err != nil {
 		return nil, err
 	}
@@ -65,14 +67,16 @@ func benchPrompt(ctx context.Context, b *built, runs int) ([]row, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
-	perEvent := row{Name: "added per event at 2,000 events p50", Value: us(long.added()) / float64(long.events), Unit: "us"}
+	perEvent := row{Name: "added per event at 2,000 events p50", Value: us(long.added(long.daemon)) / float64(long.events), Unit: "us"}
 	return append([]row{
-		short.direct.row("20 events, runtime dialled p50", .5),
-		short.relay.row("20 events, by a bare relay p50", .5),
+		short.without[0].row("20 events, runtime dialled p50", .5),
+		short.without[1].row("20 events, by a relay of bytes p50", .5),
+		short.without[2].row("20 events, by a bare gRPC relay p50", .5),
 		short.daemon.row("20 events, by the daemon p50", .5),
-		row{Name: "added by a bare relay p50", Value: ms(short.relay.quantile(.5) - short.direct.quantile(.5)), Unit: "ms"},
-		row{Name: "added to 20 events p50", Value: ms(short.added()), Unit: "ms"}.under(0.25),
-		long.direct.row("2,000 events, runtime dialled p50", .5),
+		row{Name: "added by a relay of bytes p50", Value: ms(short.added(short.without[1])), Unit: "ms"},
+		row{Name: "added by a bare gRPC relay p50", Value: ms(short.added(short.without[2])), Unit: "ms"},
+		row{Name: "added to 20 events p50", Value: ms(short.added(short.daemon)), Unit: "ms"}.under(0.25),
+		long.without[0].row("2,000 events, runtime dialled p50", .5),
 		long.daemon.row("2,000 events, by the daemon p50", .5),
 		perEvent.under(5),
 	}, gateway...), nil
@@ -96,51 +100,51 @@ func burst(req modelserver.Request) modelserver.Answer {
 	return modelserver.Answer{Raw: b.String()}
 }
 
-// comparison is one prompt sent both ways.
+// comparison is one prompt sent several ways: without the daemon, first by dialling the runtime
+// itself, and by the daemon.
 type comparison struct {
-	direct, relay, daemon samples
-	events                int
+	without []samples
+	daemon  samples
+	events  int
 }
 
-// added is the difference of the medians.
-func (c comparison) added() time.Duration { return c.daemon.quantile(.5) - c.direct.quantile(.5) }
+// added is the difference of the medians to dialling.
+func (c comparison) added(s samples) time.Duration { return s.quantile(.5) - c.without[0].quantile(.5) }
 
-// comparePrompts sends a prompt each way in turns; relay may be nil.
-func comparePrompts(ctx context.Context, d *daemon, direct, relay agentv1.AgentRuntimeClient, agent *daemonv1.Agent, count, runs int) (comparison, error) {
-	c := comparison{}
+// comparePrompts sends a prompt each way in turns, the first of without being the runtime itself.
+func comparePrompts(ctx context.Context, d *daemon, without []agentv1.AgentRuntimeClient, agent *daemonv1.Agent, count, runs int) (comparison, error) {
+	const warm = 5
+	c := comparison{without: make([]samples, len(without))}
 	text := strconv.Itoa(count)
-	for i := range runs + 5 {
-		dt, n, err := promptDirect(ctx, direct, text)
-		if err != nil {
-			return c, fmt.Errorf("runtime: %w", err)
-		}
-		if relay != nil {
-			rt, _, err := promptDirect(ctx, relay, text)
+	for i := range runs + warm {
+		for way, client := range without {
+			took, n, err := promptDirect(ctx, client, text)
 			if err != nil {
-				return c, fmt.Errorf("relay: %w", err)
+				return c, fmt.Errorf("way %d without the daemon: %w", way, err)
 			}
-			if i >= 5 {
-				c.relay = append(c.relay, rt)
+			if i >= warm {
+				c.without[way] = append(c.without[way], took)
 			}
+			c.events = n
 		}
-		pt, m, err := promptDaemon(ctx, d, agent.Summary.Id, text)
+		took, n, err := promptDaemon(ctx, d, agent.Summary.Id, text)
 		if err != nil {
 			return c, fmt.Errorf("daemon: %w", err)
 		}
-		if n != m || n < count {
-			return c, fmt.Errorf("%d events directly and %d by the daemon, for %d numbers", n, m, count)
+		if n != c.events || n < count {
+			return c, fmt.Errorf("%d events directly and %d by the daemon, for %d numbers", c.events, n, count)
 		}
-		if i >= 5 {
-			c.direct, c.daemon, c.events = append(c.direct, dt), append(c.daemon, pt), n
+		if i >= warm {
+			c.daemon = append(c.daemon, took)
 		}
 	}
 	return c, nil
 }
 
-// relayed starts a bare relay to the runtime at addr for as long as then runs. It is the least that a
-// process between client and runtime can cost.
-func (b *built) relayed(ctx context.Context, addr string, then func(agentv1.AgentRuntimeClient) error) error {
-	_, err := spawnWith(ctx, exec.Command(b.path("bare"), addr), func(address string) error {
+// relayed starts a bare relay to the runtime at addr for as long as then runs. One of bytes is the least that a
+// process between client and runtime can cost, one of gRPC the least that one with gRPC can.
+func (b *built) relayed(ctx context.Context, kind, addr string, then func(agentv1.AgentRuntimeClient) error) error {
+	_, err := spawnWith(ctx, exec.Command(b.path("bare"), kind, addr), func(address string) error {
 		conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			return err

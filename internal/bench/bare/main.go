@@ -1,7 +1,7 @@
-// Command bare is the least program of its kind there can be, twice, on an inherited listener: a
-// runtime that answers Ready alone, which the start of an agent is held against, and with an address
-// as its argument a relay of ChatStream to the runtime there, which the way of a prompt through the
-// daemon is held against.
+// Command bare is the least program of its kind there can be, three times, on an inherited listener: a
+// runtime that answers Ready alone, which the start of an agent is held against, and with grpc or
+// bytes and an address as its arguments a relay to the runtime there, of ChatStream's events or of
+// whatever comes, which the way of a prompt through the daemon is held against.
 package main
 
 import (
@@ -59,16 +59,43 @@ func serve(args []string) error {
 	if err != nil {
 		return err
 	}
+	if len(args) == 2 && args[0] == "bytes" {
+		return relayBytes(ln, args[1])
+	}
 	s := grpc.NewServer()
 	if len(args) == 0 {
 		agentv1.RegisterAgentRuntimeServer(s, server{})
 		return s.Serve(ln)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+args[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if len(args) != 2 || args[0] != "grpc" {
+		return errors.New("usage: bare [grpc|bytes ADDR]")
+	}
+	conn, err := grpc.NewClient("passthrough:///"+args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	agentv1.RegisterAgentRuntimeServer(s, server{next: agentv1.NewAgentRuntimeClient(conn)})
 	return s.Serve(ln)
+}
+
+// relayBytes runs until it is killed, as its connections do.
+func relayBytes(ln net.Listener, addr string) error {
+	for {
+		in, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		out, err := net.Dial("tcp", addr)
+		if err != nil {
+			return err
+		}
+		for from, to := range map[net.Conn]net.Conn{in: out, out: in} {
+			go func() {
+				// By reads and writes, as every relay that looks at what it passes on.
+				_, _ = io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
+				_ = to.Close()
+			}()
+		}
+	}
 }
