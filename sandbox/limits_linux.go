@@ -66,7 +66,7 @@ func noRlimit(level Level, what string) string {
 	case what == cgroup.CPU:
 		return "nothing else bounds a share of the processors"
 	case what == cgroup.PIDs && level == Limited && unix.Geteuid() != 0:
-		return "at level limited an rlimit would count all of this user's; use level strict, or leave it away"
+		return "at level limited an rlimit would count all of this user's; use level strict, or leave it out"
 	}
 	return ""
 }

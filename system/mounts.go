@@ -33,7 +33,7 @@ func checkMounts(host billy.Filesystem, mounts []executor.Mount, enforced bool) 
 		case !ok:
 			return fmt.Errorf("mount %s: a target lies below one of %s", m.Target, strings.Join(mountable, ", "))
 		case m.ReadOnly && !enforced:
-			return fmt.Errorf("mount %s: read-only can't be enforced at sandbox level off; leave :ro away or use a stronger level", m.Target)
+			return fmt.Errorf("mount %s: read-only can't be enforced at sandbox level off; leave :ro out or use a stronger level", m.Target)
 		}
 		if host == nil {
 			continue

@@ -135,7 +135,7 @@ func (p *Provider) doSetup() error {
 		}
 	}
 	if !p.disk && p.level != "" && p.level != sandbox.Off {
-		return fmt.Errorf("sandbox level %s: %w: the agents' folder is not on disk; leave the level away or name off", p.level, sandbox.ErrUnsupported)
+		return fmt.Errorf("sandbox level %s: %w: the agents' folder is not on disk; leave the level out or name off", p.level, sandbox.ErrUnsupported)
 	}
 	return nil
 }

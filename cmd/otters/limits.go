@@ -39,7 +39,7 @@ func (l *limitFlags) fill(cmd *cobra.Command, req *daemonv1.CreateAgentRequest) 
 		}
 		n, ok := f.parse(f.given)
 		if !ok {
-			return usagef("--%s %q: want %s; leave it away for no limit", f.name, f.given, f.want)
+			return usagef("--%s %q: want %s; leave it out for no limit", f.name, f.given, f.want)
 		}
 		*f.to = n
 	}

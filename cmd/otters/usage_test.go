@@ -47,7 +47,7 @@ func TestWrongUse(t *testing.T) {
 		{[]string{"run", "a", "--stop-timeout", "-1s"}, "--stop-timeout -1s: is negative"},
 		{[]string{"run", "a", "--stop-timeout", "soon"}, "--stop-timeout"},
 		{[]string{"run", "a", "--memory", "lots"}, "--memory \"lots\": want a size such as 512m or 1g"},
-		{[]string{"run", "a", "--memory", "0"}, "leave it away for no limit"},
+		{[]string{"run", "a", "--memory", "0"}, "leave it out for no limit"},
 		{[]string{"run", "a", "--memory", "-1g"}, "--memory \"-1g\": want"},
 		{[]string{"run", "a", "--memory", "99999999999t"}, "--memory \"99999999999t\": want"},
 		{[]string{"run", "a", "--memory", "1e9"}, "--memory \"1e9\": want"},
