@@ -126,7 +126,7 @@ func doctor(ctx context.Context, args []string, stdout io.Writer) error {
 		if err := d.tryLevels(monitor); err != nil {
 			return err
 		}
-		d.Checks = append(d.Checks, limitChecks(monitor)...)
+		d.Checks = append(d.Checks, d.limitChecks()...)
 	}
 	if *attack {
 		if err := d.attack(ctx, monitor, err); err != nil {
