@@ -77,33 +77,24 @@ func (c *Client) Build(ctx context.Context, opts BuildOptions) (*daemonv1.BuildR
 		return nil, c.fromCall(ctx, err)
 	}
 	first := &daemonv1.BuildOptions{Tags: opts.Tags, File: file, BuildArgs: opts.Args}
-	err = stream.Send(&daemonv1.BuildRequest{Part: &daemonv1.BuildRequest_Options{Options: first}})
-	if err == nil {
-		out := bufio.NewWriterSize(partWriter(func(p []byte) error {
-			return stream.Send(&daemonv1.BuildRequest{Part: &daemonv1.BuildRequest_Archive{Archive: p}})
-		}), chunk)
-		if err = write(out); err == nil {
-			err = out.Flush()
-		}
-	}
-	// io.EOF of Send says that the daemon has answered already; the answer tells why.
-	if err != nil && !errors.Is(err, io.EOF) {
-		if errors.Is(err, ErrArchive) {
-			return nil, err
-		}
-		return nil, c.fromCall(ctx, err)
-	}
-	r, err := stream.CloseAndRecv()
-	return call(ctx, c, r, err)
+	return upload(ctx, c, stream, &daemonv1.BuildRequest{Part: &daemonv1.BuildRequest_Options{Options: first}},
+		func(p []byte) *daemonv1.BuildRequest {
+			return &daemonv1.BuildRequest{Part: &daemonv1.BuildRequest_Archive{Archive: p}}
+		}, write)
 }
 
-// copyArchive tells an error of reading from one of sending, and what can't be an archive at once.
+// copyArchive is copyInput that tells at once of what can't be an archive.
 func copyArchive(ctx context.Context, w io.Writer, r io.Reader, wrong error) error {
 	in := bufio.NewReaderSize(r, chunk)
 	if first, _ := in.Peek(2); len(first) == 2 && first[0] == 0x1f && first[1] == 0x8b {
 		return fmt.Errorf("%w: the archive is compressed with gzip; decompress it first, as with gunzip", wrong)
 	}
-	read := &source{Reader: in}
+	return copyInput(ctx, w, in, wrong)
+}
+
+// copyInput tells an error of reading, which it wraps in wrong, from one of sending.
+func copyInput(ctx context.Context, w io.Writer, r io.Reader, wrong error) error {
+	read := &source{Reader: r}
 	_, err := io.Copy(w, readerWithContext{ctx, read})
 	if read.err != nil {
 		return fmt.Errorf("%w: %w", wrong, read.err)
@@ -124,6 +115,7 @@ func (r readerWithContext) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
+// partWriter is given copies of what is written, which gRPC may keep.
 type partWriter func([]byte) error
 
 func (w partWriter) Write(p []byte) (int, error) {

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"iter"
 
@@ -64,14 +63,7 @@ func (c *Client) ImportSessions(ctx context.Context, agent string, r io.Reader, 
 		func(p []byte) *daemonv1.ImportSessionsRequest {
 			return &daemonv1.ImportSessionsRequest{Part: &daemonv1.ImportSessionsRequest_Data{Data: p}}
 		},
-		func(w io.Writer) error {
-			read := &source{Reader: r}
-			_, err := io.Copy(w, readerWithContext{ctx, read})
-			if read.err != nil {
-				return fmt.Errorf("%w: %w", ErrInput, read.err)
-			}
-			return err
-		})
+		func(w io.Writer) error { return copyInput(ctx, w, r, ErrInput) })
 }
 
 // Notes lists the notes of an agent that runs, without their contents; with onlyPinned those that are

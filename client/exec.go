@@ -28,7 +28,10 @@ func (c *Client) Exec(ctx context.Context, agent, bin string, args []string, std
 	go func() {
 		// What is wrong with the stream comes with the answer.
 		if stdin != nil {
-			_, _ = io.CopyBuffer(stdinWriter{stream.Send}, struct{ io.Reader }{stdin}, make([]byte, stdinChunk))
+			in := partWriter(func(p []byte) error {
+				return stream.Send(&daemonv1.ExecRequest{Part: &daemonv1.ExecRequest_Stdin{Stdin: p}})
+			})
+			_, _ = io.CopyBuffer(in, struct{ io.Reader }{stdin}, make([]byte, stdinChunk))
 		}
 		_ = stream.CloseSend()
 	}()
@@ -52,17 +55,4 @@ func (c *Client) Exec(ctx context.Context, agent, bin string, args []string, std
 			return -1, err
 		}
 	}
-}
-
-type stdinWriter struct {
-	send func(*daemonv1.ExecRequest) error
-}
-
-// Write sends a copy of p, which gRPC may keep.
-func (w stdinWriter) Write(p []byte) (int, error) {
-	part := &daemonv1.ExecRequest_Stdin{Stdin: append([]byte(nil), p...)}
-	if err := w.send(&daemonv1.ExecRequest{Part: part}); err != nil {
-		return 0, err
-	}
-	return len(p), nil
 }

@@ -88,7 +88,7 @@ func upload[Req, Res any](ctx context.Context, c *Client, stream grpc.ClientStre
 	}
 	// io.EOF of Send says that the daemon has answered already; the answer tells why.
 	if err != nil && !errors.Is(err, io.EOF) {
-		if errors.Is(err, ErrInput) {
+		if errors.Is(err, ErrInput) || errors.Is(err, ErrArchive) {
 			return nil, err
 		}
 		return nil, c.fromCall(ctx, err)
