@@ -435,18 +435,12 @@ func (a *app) imageLoadCommand() *cobra.Command {
 another program wrote. All of it is checked before any of it is stored. Without -i it is read from
 standard input.`,
 		Args: exactly(0),
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			in := a.in
-			if file != "" {
-				f, err := os.Open(file)
-				if err != nil {
-					return fmt.Errorf("load: %w", err)
-				}
-				defer f.Close()
-				in = f
-			} else if a.inTerm {
-				return usagef("load: standard input is a terminal; name a file with -i FILE")
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			in, err := a.input("load", file)
+			if err != nil {
+				return err
 			}
+			defer in.Close()
 			return a.with(cmd.Context(), func(c *client.Client) error {
 				images, err := c.LoadImages(cmd.Context(), in, tags...)
 				if err != nil {

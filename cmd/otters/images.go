@@ -114,8 +114,7 @@ func (a *app) standardInput(opts *client.BuildOptions) error {
 			return usagef("build: standard input is compressed with %s; send a tar archive, plain or with gzip", c.name)
 		}
 	}
-	switch {
-	case opts.File != "Agentfile":
+	if opts.File != "Agentfile" {
 		return usagef("build: -f %s names a file of an archive, and standard input is none", opts.File)
 	}
 	text, err := readBounded(in, "build: standard input")

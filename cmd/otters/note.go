@@ -1,13 +1,10 @@
 package main
 
 import (
-	"context"
-	"fmt"
 	"io"
 	"os"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -134,7 +131,7 @@ standard input as it is, at most 1 MiB; the agent's CONFIG notes-max-bytes-per m
 		Args:              between(2, 3),
 		ValidArgsFunction: a.completeAgent,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			text, err := a.noteText(cmd.Context(), args[2:])
+			text, err := a.text(cmd.Context(), args[2:], "note", maxNote, "give less")
 			if err != nil {
 				return err
 			}
@@ -153,30 +150,6 @@ standard input as it is, at most 1 MiB; the agent's CONFIG notes-max-bytes-per m
 			})
 		},
 	}
-}
-
-// noteText is the content of the command line or of standard input.
-func (a *app) noteText(ctx context.Context, args []string) (string, error) {
-	text := "-"
-	if len(args) > 0 {
-		text = args[0]
-	}
-	if text == "-" {
-		if a.inTerm {
-			fmt.Fprintln(a.err, "reading the note from standard input; Ctrl-D ends it")
-		}
-		var err error
-		if text, err = readText(ctx, a.in, "note", maxNote); err != nil {
-			return "", err
-		}
-	}
-	switch {
-	case len(text) > maxNote:
-		return "", usagef("note: the text has more than %d bytes; give less", maxNote)
-	case !utf8.ValidString(text):
-		return "", usagef("note: the text is not valid UTF-8; convert it first")
-	}
-	return text, nil
 }
 
 func (a *app) noteRmCommand() *cobra.Command {

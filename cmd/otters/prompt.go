@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -119,51 +117,11 @@ func (a *app) promptObject(ctx context.Context, agent, text, path string) error 
 
 // promptText is the prompt of the command line or of standard input.
 func (a *app) promptText(ctx context.Context, args []string) (string, error) {
-	text := "-"
-	if len(args) > 0 {
-		text = args[0]
-	}
-	if text == "-" {
-		if a.inTerm {
-			fmt.Fprintln(a.err, "reading the prompt from standard input; Ctrl-D ends it")
-		}
-		var err error
-		if text, err = readText(ctx, a.in, "prompt", maxPrompt); err != nil {
-			return "", err
-		}
-	}
-	switch {
-	case strings.TrimSpace(text) == "":
+	text, err := a.text(ctx, args, "prompt", maxPrompt, "give less, or put it into a file of the workspace")
+	if err == nil && strings.TrimSpace(text) == "" {
 		return "", usagef("prompt: the text is empty; give it as the last argument or on standard input")
-	case len(text) > maxPrompt:
-		return "", usagef("prompt: the text has more than %d bytes; give less, or put it into a file of the workspace", maxPrompt)
-	case !utf8.ValidString(text):
-		return "", usagef("prompt: the text is not valid UTF-8; convert it first")
 	}
-	return text, nil
-}
-
-// readText reads at most one byte more than most. It returns early when ctx ends; the reader it leaves
-// behind ends with the program.
-func readText(ctx context.Context, in io.Reader, what string, most int64) (string, error) {
-	type result struct {
-		text []byte
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		text, err := io.ReadAll(io.LimitReader(in, most+1))
-		done <- result{text, err}
-	}()
-	select {
-	case r := <-done:
-		if r.err != nil {
-			return "", fmt.Errorf("%s: standard input: %w", what, r.err)
-		}
-		return string(r.text), nil
-	case <-ctx.Done():
-		return "", ctx.Err()
-	}
+	return text, err
 }
 
 // endings say what a person can do about a turn that did not come to its end.

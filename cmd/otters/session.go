@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -283,17 +282,11 @@ Without -i it is read from standard input.` + jsonHelp("what was stored", import
 		Args:              exactly(1),
 		ValidArgsFunction: a.completeAgent,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var in io.Reader = a.in
-			if file != "" {
-				f, err := os.Open(file)
-				if err != nil {
-					return fmt.Errorf("import: %w", err)
-				}
-				defer f.Close()
-				in = f
-			} else if a.inTerm {
-				return usagef("import: standard input is a terminal; name a file with -i FILE")
+			in, err := a.input("import", file)
+			if err != nil {
+				return err
 			}
+			defer in.Close()
 			return a.with(cmd.Context(), func(c *client.Client) error {
 				r, err := c.ImportSessions(cmd.Context(), args[0], in, replace)
 				if err != nil {

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"unicode/utf8"
+)
+
+// text is the first of args, or where there is none or it is "-", what comes on standard input: valid
+// UTF-8 of at most so many bytes. more says what to do about a longer one.
+func (a *app) text(ctx context.Context, args []string, what string, most int64, more string) (string, error) {
+	text := "-"
+	if len(args) > 0 {
+		text = args[0]
+	}
+	if text == "-" {
+		if a.inTerm {
+			fmt.Fprintf(a.err, "reading the %s from standard input; Ctrl-D ends it\n", what)
+		}
+		var err error
+		if text, err = readText(ctx, a.in, what, most); err != nil {
+			return "", err
+		}
+	}
+	switch {
+	case int64(len(text)) > most:
+		return "", usagef("%s: the text has more than %d bytes; %s", what, most, more)
+	case !utf8.ValidString(text):
+		return "", usagef("%s: the text is not valid UTF-8; convert it first", what)
+	}
+	return text, nil
+}
+
+// readText reads at most one byte more than most. It returns early when ctx ends; the reader it leaves
+// behind ends with the program.
+func readText(ctx context.Context, in io.Reader, what string, most int64) (string, error) {
+	type result struct {
+		text []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		text, err := io.ReadAll(io.LimitReader(in, most+1))
+		done <- result{text, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return "", fmt.Errorf("%s: standard input: %w", what, r.err)
+		}
+		return string(r.text), nil
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}
+
+// input opens the file that -i names, or takes standard input where it names none. The caller closes it.
+func (a *app) input(what, file string) (io.ReadCloser, error) {
+	switch {
+	case file == "" && a.inTerm:
+		return nil, usagef("%s: standard input is a terminal; name a file with -i FILE", what)
+	case file == "":
+		return io.NopCloser(a.in), nil
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return f, nil
+}
