@@ -20,8 +20,8 @@ type startTurn struct {
 	// granted is closed when there is a slot.
 	granted chan struct{}
 
-	// Guarded by the queue's mu.
-	has, done bool
+	// done is guarded by the queue's mu.
+	done bool
 }
 
 func newStartQueue(slots int) *startQueue { return &startQueue{free: slots} }
@@ -42,7 +42,6 @@ func (q *startQueue) grant() {
 		t := q.waiting[0]
 		q.waiting = slices.Delete(q.waiting, 0, 1)
 		q.free--
-		t.has = true
 		close(t.granted)
 	}
 }
@@ -56,10 +55,11 @@ func (t *startTurn) leave() {
 		return
 	}
 	t.done = true
-	if t.has {
-		q.free++
-	} else if i := slices.Index(q.waiting, t); i >= 0 {
+	// Who does not wait has a slot.
+	if i := slices.Index(q.waiting, t); i >= 0 {
 		q.waiting = slices.Delete(q.waiting, i, i+1)
+	} else {
+		q.free++
 	}
 	q.grant()
 }
