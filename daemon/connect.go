@@ -74,11 +74,9 @@ type connectServer struct{ daemonv1.DaemonServiceServer }
 var _ daemonv1connect.DaemonServiceHandler = connectServer{}
 
 func (s connectServer) Build(ctx context.Context, in *connect.ClientStream[daemonv1.BuildRequest]) (*daemonv1.BuildResponse, error) {
-	up := &upload{connectStream: connectStream{ctx}, in: in}
-	if err := s.DaemonServiceServer.Build(up); err != nil {
-		return nil, err
-	}
-	return up.answer, nil
+	up := &received[daemonv1.BuildRequest, daemonv1.BuildResponse]{connectStream: connectStream{ctx}, in: in}
+	err := s.DaemonServiceServer.Build(up)
+	return up.answer, err
 }
 
 func (s connectServer) WatchAgent(ctx context.Context, req *daemonv1.WatchAgentRequest, out *connect.ServerStream[daemonv1.WatchAgentResponse]) error {
@@ -121,27 +119,28 @@ var _ grpc.ServerStreamingServer[daemonv1.PromptResponse] = download[daemonv1.Pr
 // Send passes one message on at once; connect flushes after each.
 func (d download[T]) Send(m *T) error { return d.out.Send(m) }
 
-type upload struct {
+// received is a stream of a client with one answer.
+type received[Req, Res any] struct {
 	connectStream
-	in     *connect.ClientStream[daemonv1.BuildRequest]
-	answer *daemonv1.BuildResponse
+	in     *connect.ClientStream[Req]
+	answer *Res
 }
 
-var _ grpc.ClientStreamingServer[daemonv1.BuildRequest, daemonv1.BuildResponse] = (*upload)(nil)
+var _ grpc.ClientStreamingServer[daemonv1.BuildRequest, daemonv1.BuildResponse] = (*received[daemonv1.BuildRequest, daemonv1.BuildResponse])(nil)
 
 // Recv returns the next message, or io.EOF after the last.
-func (u *upload) Recv() (*daemonv1.BuildRequest, error) {
-	if u.in.Receive() {
-		return u.in.Msg(), nil
+func (r *received[Req, Res]) Recv() (*Req, error) {
+	if r.in.Receive() {
+		return r.in.Msg(), nil
 	}
-	if err := u.in.Err(); err != nil {
+	if err := r.in.Err(); err != nil {
 		return nil, err
 	}
 	return nil, io.EOF
 }
 
 // SendAndClose keeps the answer for the caller to return.
-func (u *upload) SendAndClose(m *daemonv1.BuildResponse) error {
-	u.answer = m
+func (r *received[Req, Res]) SendAndClose(m *Res) error {
+	r.answer = m
 	return nil
 }

@@ -13,7 +13,6 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/otters-sh/otters/executor"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
@@ -76,16 +75,15 @@ func (s conversationService) remembering(name string) (a *supervised, runs bool,
 // runtimeCall is a call of a running runtime: its context, which ends with the daemon, and what it is
 // about.
 type runtimeCall struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	what   string
+	ctx  context.Context
+	what string
 }
 
 func (s conversationService) call(ctx context.Context, what string, a *supervised) (runtimeCall, func()) {
 	ctx, expire := context.WithTimeout(ctx, offlineTime)
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(s.ending, func() { cancel(errClosed) })
-	return runtimeCall{ctx, cancel, what + " of agent " + a.name}, func() { stop(); cancel(nil); expire() }
+	return runtimeCall{ctx, what + " of agent " + a.name}, func() { stop(); cancel(nil); expire() }
 }
 
 // lacks says that an agent's runtime has no such call.
@@ -105,20 +103,12 @@ func (c runtimeCall) fails(err error) error {
 	case errors.Is(err, executor.ErrNotImplemented):
 		return c.lacks()
 	}
-	code := codeOf(err)
+	code, said := runtimeSaid(err)
 	hint := ""
-	switch code {
-	case codes.Internal, codes.Unknown, codes.Canceled:
-		code = codes.Unavailable
-	case codes.ResourceExhausted:
+	if code == codes.ResourceExhausted {
 		hint = "ask for less, with --limit"
 	}
-	// What the runtime said is for a person; how it came here is not.
-	var own interface{ GRPCStatus() *status.Status }
-	if errors.As(err, &own) {
-		err = errors.New(own.GRPCStatus().Message())
-	}
-	return fail(code, hint, "%s: %w", c.what, err)
+	return fail(code, hint, "%s: %w", c.what, said)
 }
 
 // checkKeptSession checks the id of a session that is to be there.

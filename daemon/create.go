@@ -269,7 +269,7 @@ func checkRuntimePath(p string) error {
 }
 
 func (s *supervisor) loadImage(ctx context.Context, ref spec.Reference) (*agentoci.Image, error) {
-	if _, err := s.images.ensure(ctx, ref, nil); err != nil {
+	if err := s.images.ensure(ctx, ref, nil); err != nil {
 		return nil, err
 	}
 	img, err := agentoci.Load(ctx, s.images.store, storeName(ref))

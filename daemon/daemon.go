@@ -168,7 +168,7 @@ func (d *Daemon) supervise(ctx context.Context, cfg Config, set settings, provid
 		gateway: gateway.New(gateway.Options{Providers: providers, Logger: d.logger}),
 		egress:  egress.New(egress.Options{Resolver: cfg.resolver, Reporter: connectionLog{d.logger}, Logger: d.logger}),
 		starts:  newStartQueue(set.maxStarts), over: over, letGo: letGo,
-		closing: make(chan struct{}), agents: make(map[uuid.UUID]*supervised), names: make(map[string]bool),
+		agents: make(map[uuid.UUID]*supervised), names: make(map[string]bool),
 	}
 	if err := provider.Warm(); err != nil {
 		return fmt.Errorf("%w; put %s beside ottersd", err, monitorProgram)

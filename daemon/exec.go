@@ -25,8 +25,7 @@ type execServer = grpc.BidiStreamingServer[daemonv1.ExecRequest, daemonv1.ExecRe
 type execution struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{}
-	// offline tells that it works on the sessions, so that it ends when the agent starts too. Guarded
-	// by supervised.mu.
+	// offline tells that it works on the sessions, so that it ends when the agent starts too.
 	offline bool
 }
 
@@ -56,7 +55,7 @@ func (s *service) Exec(stream execServer) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(s.ending, func() { cancel(errClosed) })()
-	e, err := a.enlist(cancel)
+	e, err := a.enlist(cancel, false)
 	if err != nil {
 		return err
 	}
@@ -137,14 +136,18 @@ func (w execWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// enlist counts an execution in, so that it ends with the agent.
-func (a *supervised) enlist(cancel context.CancelCauseFunc) (*execution, error) {
+// enlist counts an execution in, so that it ends with the agent; one that is offline is refused where
+// the agent runs or is to run.
+func (a *supervised) enlist(cancel context.CancelCauseFunc, offline bool) (*execution, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.removing {
+	switch {
+	case offline && a.run != nil && !a.run.ended:
+		return nil, fail(codes.FailedPrecondition, "stop it with `otters stop "+a.name+"`", "agent %s is not stopped: its runtime has the sessions", a.name)
+	case a.removing:
 		return nil, fail(codes.FailedPrecondition, "", "agent %s is being removed", a.name)
 	}
-	e := &execution{cancel: cancel, done: make(chan struct{})}
+	e := &execution{cancel: cancel, done: make(chan struct{}), offline: offline}
 	a.execs[e] = struct{}{}
 	return e, nil
 }

@@ -48,7 +48,7 @@ func (s *service) Build(in buildStream) error {
 	if n := len(opts.GetBuildArgs()); n > maxBuildArgs {
 		return fail(codes.InvalidArgument, "", "build: %d build arguments: at most %d can be given", n, maxBuildArgs)
 	}
-	folder, err := agentoci.ReadArchive(ctx, &archiveReader{next: buildParts(in)}, agentoci.ArchiveOptions{Dir: s.sup.home.path("builds")})
+	folder, err := agentoci.ReadArchive(ctx, archiveParts(in.Recv), agentoci.ArchiveOptions{Dir: s.sup.home.path("builds")})
 	if err != nil {
 		return callerError(ctx, "build", err)
 	}
@@ -129,14 +129,18 @@ type archiveReader struct {
 	rest []byte
 }
 
-func buildParts(in buildStream) func() ([]byte, error) {
-	return func() ([]byte, error) {
-		m, err := in.Recv()
+// archiveParts reads the archive that follows the options.
+func archiveParts[O any, Req interface {
+	GetOptions() *O
+	GetArchive() []byte
+}](recv func() (Req, error)) *archiveReader {
+	return &archiveReader{next: func() ([]byte, error) {
+		m, err := recv()
 		if err == nil && m.GetOptions() != nil {
 			err = errOptionsTwice
 		}
 		return m.GetArchive(), err
-	}
+	}}
 }
 
 var errOptionsTwice = fail(codes.InvalidArgument, "", "the options come once, in the first message")

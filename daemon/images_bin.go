@@ -42,14 +42,7 @@ func (s imageService) BuildBin(in binStream) error {
 	if n := len(opts.GetLabels()); n > maxLabels {
 		return fail(codes.InvalidArgument, "", "build bin: %d labels, more than %d", n, maxLabels)
 	}
-	next := func() ([]byte, error) {
-		m, err := in.Recv()
-		if err == nil && m.GetOptions() != nil {
-			err = errOptionsTwice
-		}
-		return m.GetArchive(), err
-	}
-	folder, err := agentoci.ReadArchive(ctx, &archiveReader{next: next}, agentoci.ArchiveOptions{Dir: s.sup.home.path("builds")})
+	folder, err := agentoci.ReadArchive(ctx, archiveParts(in.Recv), agentoci.ArchiveOptions{Dir: s.sup.home.path("builds")})
 	if err != nil {
 		return callerError(ctx, "build bin", err)
 	}

@@ -276,14 +276,7 @@ func (s imageService) LoadImage(in loadStream) error {
 	if err != nil {
 		return err
 	}
-	next := func() ([]byte, error) {
-		m, err := in.Recv()
-		if err == nil && m.GetOptions() != nil {
-			err = errOptionsTwice
-		}
-		return m.GetArchive(), err
-	}
-	folder, err := agentoci.ReadArchive(ctx, &archiveReader{next: next}, agentoci.ArchiveOptions{
+	folder, err := agentoci.ReadArchive(ctx, archiveParts(in.Recv), agentoci.ArchiveOptions{
 		Dir: s.sup.home.path("builds"), MaxBytes: 2 * maxRemoteBlob, MaxFile: maxRemoteBlob,
 	})
 	if err != nil {
@@ -395,7 +388,7 @@ func (s imageService) PullImage(req *daemonv1.PullImageRequest, out transferStre
 	}
 	p := transfers(out)
 	if req.GetMissingOnly() {
-		_, err = s.sup.images.ensure(ctx, ref, p)
+		err = s.sup.images.ensure(ctx, ref, p)
 	} else {
 		_, err = s.sup.images.pull(ctx, ref, p)
 	}
@@ -441,28 +434,4 @@ func (s connectImages) BuildBin(ctx context.Context, in *connect.ClientStream[da
 	up := &received[daemonv1.BuildBinRequest, daemonv1.BuildBinResponse]{connectStream: connectStream{ctx}, in: in}
 	err := s.ImageServiceServer.BuildBin(up)
 	return up.answer, err
-}
-
-// received is a stream of a client with one answer.
-type received[Req, Res any] struct {
-	connectStream
-	in     *connect.ClientStream[Req]
-	answer *Res
-}
-
-// Recv returns the next message, or io.EOF after the last.
-func (r *received[Req, Res]) Recv() (*Req, error) {
-	if r.in.Receive() {
-		return r.in.Msg(), nil
-	}
-	if err := r.in.Err(); err != nil {
-		return nil, err
-	}
-	return nil, io.EOF
-}
-
-// SendAndClose keeps the answer for the caller to return.
-func (r *received[Req, Res]) SendAndClose(m *Res) error {
-	r.answer = m
-	return nil
 }

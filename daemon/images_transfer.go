@@ -222,13 +222,13 @@ func (r *imageRegistry) pullOnce(ctx context.Context, ref spec.Reference, p *pro
 
 // ensure pulls what ref names where it names another registry and, as the policy of that one has it,
 // is not here yet or may have moved.
-func (r *imageRegistry) ensure(ctx context.Context, ref spec.Reference, p *progress) (pulled bool, err error) {
+func (r *imageRegistry) ensure(ctx context.Context, ref spec.Reference, p *progress) error {
 	if ref.Host() == "" {
-		return false, nil
+		return nil
 	}
 	leave, err := r.flights.enter(ctx, "pull "+storeName(ref))
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer leave()
 	u := r.upstreamOf(ref.Host())
@@ -236,16 +236,16 @@ func (r *imageRegistry) ensure(ctx context.Context, ref spec.Reference, p *progr
 	switch {
 	case err == nil && ref.Digest != "" && ref.Tag == "":
 		// It came under a tag that may move.
-		return false, r.store.Tag(ctx, desc, keptName(ref))
+		return r.store.Tag(ctx, desc, keptName(ref))
 	case err == nil && (ref.Digest != "" || u.policy != policyAlways):
-		return false, nil
+		return nil
 	case err != nil && !errors.Is(err, errdef.ErrNotFound):
-		return false, err
+		return err
 	case u.policy == policyNever:
-		return false, fail(codes.NotFound, "`otters image pull "+ref.String()+"` gets it", "%s: not in the registry, and the policy of %s is never", ref, u.host)
+		return fail(codes.NotFound, "`otters image pull "+ref.String()+"` gets it", "%s: not in the registry, and the policy of %s is never", ref, u.host)
 	}
 	_, err = r.pull(ctx, ref, p)
-	return err == nil, err
+	return err
 }
 
 // shelf is the store as the source of a push.
@@ -279,7 +279,11 @@ func (r *imageRegistry) push(ctx context.Context, src, to spec.Reference, p *pro
 	}
 	defer done()
 	opts := p.hooks(math.MaxInt64)
-	opts.MountFrom = func(ctx context.Context, d ocispec.Descriptor) ([]string, error) { return r.mountable(ctx, to, d) }
+	known := sync.OnceValues(func() ([]spec.Reference, error) { return r.repositoriesAt(ctx, to) })
+	opts.MountFrom = func(ctx context.Context, d ocispec.Descriptor) ([]string, error) {
+		repositories, err := known()
+		return r.mountable(ctx, repositories, d), err
+	}
 	for try := 1; ; try++ {
 		err = oras.CopyGraph(ctx, shelf{r, p}, repo, desc, opts)
 		if err == nil || try == pushTries || ctx.Err() != nil || !transient(err) {
@@ -299,21 +303,29 @@ func (r *imageRegistry) push(ctx context.Context, src, to spec.Reference, p *pro
 	return desc, nil
 }
 
-// mountable names repositories of the registry of to that are known to have a blob: those with
-// images that were pulled from there.
-func (r *imageRegistry) mountable(ctx context.Context, to spec.Reference, d ocispec.Descriptor) ([]string, error) {
+// repositoriesAt are the repositories of the registry of to that the store has something of, without
+// that of to: what was pulled from there.
+func (r *imageRegistry) repositoriesAt(ctx context.Context, to spec.Reference) ([]spec.Reference, error) {
 	refs, err := r.store.References(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var out []string
+	var out []spec.Reference
 	seen := map[string]bool{storedRepository(to): true}
 	for _, stored := range refs {
 		ref, err := spec.ParseReference(shownName(stored))
-		if err != nil || ref.Host() != to.Host() || seen[storedRepository(ref)] {
-			continue
+		if err == nil && ref.Host() == to.Host() && !seen[storedRepository(ref)] {
+			seen[storedRepository(ref)] = true
+			out = append(out, ref)
 		}
-		seen[storedRepository(ref)] = true
+	}
+	return out, nil
+}
+
+// mountable names those of the repositories that are known to have a blob.
+func (r *imageRegistry) mountable(ctx context.Context, repositories []spec.Reference, d ocispec.Descriptor) []string {
+	var out []string
+	for _, ref := range repositories {
 		repo, err := r.store.Repository(storedRepository(ref))
 		if err != nil {
 			continue
@@ -325,5 +337,5 @@ func (r *imageRegistry) mountable(ctx context.Context, to spec.Reference, d ocis
 			break
 		}
 	}
-	return out, nil
+	return out
 }

@@ -185,7 +185,7 @@ func TestShutdownAnswersAndStopsAgentsOnlyWhenAsked(t *testing.T) {
 	if r, err := d.api.Shutdown(t.Context(), &daemonv1.ShutdownRequest{}); err != nil || r.GetRunning() != 1 || r.GetStopped() != 0 {
 		t.Fatalf("shutdown: %v, %v", r, err)
 	}
-	<-d.sup.closing
+	<-d.sup.over.Done()
 	if err := d.end(); err != nil {
 		t.Fatal(err)
 	}

@@ -80,7 +80,7 @@ func (w *logWatch) run() {
 			w.all()
 		case <-look:
 			w.all()
-		case <-w.sup.closing:
+		case <-w.sup.over.Done():
 			return
 		}
 	}

@@ -142,19 +142,23 @@ type logSender struct {
 	sinceMs int64
 	send    func(*daemonv1.LogsResponse) error
 	rest    []byte
+	// buf is what drain reads into.
+	buf []byte
 	// late tells that the last line with a time was not before sinceMs.
 	late bool
 }
 
 // drain reads r to its end; a line that is not complete is kept for the next one.
 func (s *logSender) drain(r io.Reader) error {
-	buf := make([]byte, 64<<10)
+	if s.buf == nil {
+		s.buf = make([]byte, 64<<10)
+	}
 	for {
 		if err := s.ctx.Err(); err != nil {
 			return err
 		}
-		n, err := r.Read(buf)
-		if ferr := s.feed(buf[:n]); ferr != nil {
+		n, err := r.Read(s.buf)
+		if ferr := s.feed(s.buf[:n]); ferr != nil {
 			return ferr
 		}
 		if errors.Is(err, io.EOF) {

@@ -122,7 +122,7 @@ func boot(t *testing.T, home string, change ...func(*Config)) *testDaemon {
 		stopCtx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		select {
-		case <-d.sup.closing:
+		case <-d.sup.over.Done():
 		default:
 			if _, err := d.sup.stopAll(stopCtx); err != nil {
 				t.Errorf("stop agents: %v", err)

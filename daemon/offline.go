@@ -59,7 +59,7 @@ func (a *supervised) offline(ctx, ending context.Context, c offlineCall) error {
 	case <-ctx.Done():
 		return a.offlineError(ctx, c, executor.ExecResult{Err: ctx.Err()}, "")
 	}
-	e, err := a.enlistOffline(cancel)
+	e, err := a.enlist(cancel, true)
 	if err != nil {
 		<-a.offlineSlot
 		return err
@@ -79,34 +79,6 @@ func (a *supervised) offline(ctx, ending context.Context, c offlineCall) error {
 		cancel(err)
 	}
 	return a.offlineError(ctx, c, <-done, errs.line())
-}
-
-// enlistOffline counts a call in, unless the agent runs or is to run.
-func (a *supervised) enlistOffline(cancel context.CancelCauseFunc) (*execution, error) {
-	a.mu.Lock()
-	starts := a.run != nil && !a.run.ended
-	a.mu.Unlock()
-	if starts {
-		return nil, a.isRunning()
-	}
-	e, err := a.enlist(cancel)
-	if err != nil {
-		return nil, err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	e.offline = true
-	if a.run == nil || a.run.ended {
-		return e, nil
-	}
-	// A start came between, and may have looked already.
-	delete(a.execs, e)
-	close(e.done)
-	return nil, a.isRunning()
-}
-
-func (a *supervised) isRunning() error {
-	return fail(codes.FailedPrecondition, "stop it with `otters stop "+a.name+"`", "agent %s is not stopped: its runtime has the sessions", a.name)
 }
 
 // endOffline ends the session commands of an agent that starts, and waits for their end.

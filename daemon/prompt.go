@@ -185,17 +185,20 @@ func (a *supervised) promptError(ctx, client context.Context, r *relay, err erro
 	case r.err != nil:
 		return r.err
 	}
+	code, said := runtimeSaid(err)
+	return fail(code, "see `otters logs "+a.name+"`", "prompt to agent %s: %w", a.name, said)
+}
+
+// runtimeSaid is what of a runtime's error goes to a client: what it said is for a person, how it came
+// here is not.
+func runtimeSaid(err error) (codes.Code, error) {
 	code := codeOf(err)
 	if code == codes.Internal || code == codes.Unknown || code == codes.Canceled {
 		code = codes.Unavailable
 	}
-	// What the runtime said is for a person; how it came here is not.
 	var own interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &own) {
 		err = errors.New(own.GRPCStatus().Message())
 	}
-	return &failure{
-		code: code, hint: "see `otters logs " + a.name + "`",
-		err: fmt.Errorf("prompt to agent %s: %w", a.name, err),
-	}
+	return code, err
 }

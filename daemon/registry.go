@@ -111,7 +111,7 @@ func (r *imageRegistry) close(ctx context.Context) error {
 // opener finds images for builds and agents: in the embedded registry, where what another registry
 // has is pulled first, as the policy of that one has it.
 func (r *imageRegistry) opener(ctx context.Context, ref spec.Reference) (oras.ReadOnlyTarget, string, error) {
-	if _, err := r.ensure(ctx, ref, nil); err != nil {
+	if err := r.ensure(ctx, ref, nil); err != nil {
 		return nil, "", err
 	}
 	return r.store, storeName(ref), nil

@@ -71,7 +71,7 @@ func (s *supervised) startAt(at time.Time) {
 			case <-due.calledOff:
 				timer.Stop()
 				return
-			case <-s.sup.closing:
+			case <-s.sup.over.Done():
 				timer.Stop()
 				return
 			}

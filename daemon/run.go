@@ -196,7 +196,7 @@ func (s *supervised) takeOver(answered bool) {
 					s.end(r, err)
 					return
 				}
-			case <-s.sup.closing:
+			case <-s.sup.over.Done():
 				s.end(r, system.ErrDetached)
 				return
 			}
@@ -222,7 +222,7 @@ func (s *supervised) awaitReady(r *run) {
 			}
 		case <-r.done:
 			return
-		case <-s.sup.closing:
+		case <-s.sup.over.Done():
 			return
 		}
 	}
@@ -236,7 +236,7 @@ func (s *supervised) probe(r *run) {
 	s.sup.work.Go(func() {
 		select {
 		case <-r.done:
-		case <-s.sup.closing:
+		case <-s.sup.over.Done():
 		case <-stop:
 		}
 		cancel()

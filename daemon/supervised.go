@@ -228,7 +228,7 @@ func (s *supervised) observe() {
 			}
 		case <-due:
 			store()
-		case <-s.sup.closing:
+		case <-s.sup.over.Done():
 			s.persist(stored)
 			return
 		}

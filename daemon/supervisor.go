@@ -38,11 +38,9 @@ type supervisor struct {
 
 	starts *startQueue
 
-	// over is done when closing is closed.
+	// over is done when the daemon lets go of its agents.
 	over  context.Context
 	letGo context.CancelFunc
-	// closing is closed when the daemon lets go of its agents.
-	closing chan struct{}
 	// work counts every goroutine of an agent.
 	work sync.WaitGroup
 
@@ -301,7 +299,6 @@ func (s *supervisor) countRunning() int {
 
 // close lets go of the agents: those with a monitor run on.
 func (s *supervisor) close(ctx context.Context) error {
-	close(s.closing)
 	s.letGo()
 	s.egress.Close()
 	err := s.gateway.Close(ctx)

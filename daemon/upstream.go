@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -112,7 +111,7 @@ func readAuthorities(path string) (*x509.CertPool, error) {
 	case len(b) > maxCAFile:
 		return nil, fmt.Errorf("%s: larger than %d bytes", path, maxCAFile)
 	case !pool.AppendCertsFromPEM(b):
-		return nil, fmt.Errorf("%s: %w", path, errors.New("has no certificate in PEM form"))
+		return nil, fmt.Errorf("%s: has no certificate in PEM form", path)
 	}
 	return pool, nil
 }
