@@ -11,17 +11,17 @@ import (
 // stdinChunk is how much of standard input goes into one message, in bytes.
 const stdinChunk = 32 << 10
 
-// Exec runs a BIN that the agent declares, and returns its exit code, -1 where a signal ended it.
+// Exec runs a BIN that the agent declares, and returns its exit code, -1 where a signal ended it. One that
+// passes its bounds is killed, with an error of codes.DeadlineExceeded or codes.ResourceExhausted.
 // stdin may be nil. It is read until it ends or the BIN has; a read that is under way then is not
 // waited for. Ending the context kills the BIN and all it started.
-func (c *Client) Exec(ctx context.Context, agent, bin string, args []string, stdin io.Reader, stdout, stderr io.Writer) (int, error) {
+func (c *Client) Exec(ctx context.Context, start *daemonv1.ExecStart, stdin io.Reader, stdout, stderr io.Writer) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.api.Exec(ctx)
 	if err != nil {
 		return -1, c.fromCall(ctx, err)
 	}
-	start := &daemonv1.ExecStart{Agent: agent, Bin: bin, Args: args}
 	if err := stream.Send(&daemonv1.ExecRequest{Part: &daemonv1.ExecRequest_Start{Start: start}}); err != nil && !errors.Is(err, io.EOF) {
 		return -1, c.fromCall(ctx, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -17,6 +18,13 @@ const (
 	// maxExecArgs and maxExecArgBytes bound the arguments of a BIN.
 	maxExecArgs     = 10_000
 	maxExecArgBytes = 1 << 20
+	// execTime is how long a BIN may run where the caller does not say, and maxExecTime bounds what
+	// the caller may say.
+	execTime    = 10 * time.Minute
+	maxExecTime = 24 * time.Hour
+	// execOutput and maxExecOutput are the same of what it may write, in bytes of both streams.
+	execOutput    = 1 << 30
+	maxExecOutput = 1 << 40
 )
 
 type execServer = grpc.BidiStreamingServer[daemonv1.ExecRequest, daemonv1.ExecResponse]
@@ -29,7 +37,11 @@ type execution struct {
 	offline bool
 }
 
-var errAgentEnds = errors.New("the agent is being stopped")
+var (
+	errAgentEnds  = errors.New("the agent is being stopped")
+	errExecTime   = errors.New("it ran for too long")
+	errExecOutput = errors.New("it wrote too much")
+)
 
 // Exec runs a declared BIN and passes its streams on, both ways and unbuffered.
 func (s *service) Exec(stream execServer) error {
@@ -45,7 +57,8 @@ func (s *service) Exec(stream execServer) error {
 	if err != nil {
 		return err
 	}
-	if err := checkExec(start); err != nil {
+	bounds, err := checkExec(start)
+	if err != nil {
 		return err
 	}
 	unit, ok := a.unit.(executor.StreamExecer)
@@ -60,21 +73,44 @@ func (s *service) Exec(stream execServer) error {
 		return err
 	}
 	defer a.discharge(e)
-	return a.exec(ctx, unit, start, stream)
+	return a.exec(ctx, unit, start, bounds, stream)
 }
 
-func checkExec(start *daemonv1.ExecStart) error {
+// execBounds are how long a BIN may run and how many bytes it may write.
+type execBounds struct {
+	time   time.Duration
+	output int64
+}
+
+func checkExec(start *daemonv1.ExecStart) (execBounds, error) {
 	size := 0
 	for _, arg := range start.GetArgs() {
 		size += len(arg) + 1
 	}
+	bounds := execBounds{execTime, execOutput}
 	if len(start.GetArgs()) > maxExecArgs || size > maxExecArgBytes {
-		return fail(codes.InvalidArgument, "", "exec: more than %d arguments or %d bytes of them; give the rest on standard input", maxExecArgs, maxExecArgBytes)
+		return bounds, fail(codes.InvalidArgument, "give the rest on standard input", "exec: more than %d arguments or %d bytes of them", maxExecArgs, maxExecArgBytes)
 	}
-	return nil
+	if start.TimeoutMs != nil {
+		ms := start.GetTimeoutMs()
+		if ms < 1 || ms > maxExecTime.Milliseconds() {
+			return bounds, fail(codes.InvalidArgument, "", "exec: a timeout of %d ms: want 1 ms to %s", ms, maxExecTime)
+		}
+		bounds.time = time.Duration(ms) * time.Millisecond
+	}
+	if start.MaxOutput != nil {
+		if bounds.output = start.GetMaxOutput(); bounds.output < 1 || bounds.output > maxExecOutput {
+			return bounds, fail(codes.InvalidArgument, "", "exec: at most %d bytes of output: want 1 to %d", bounds.output, int64(maxExecOutput))
+		}
+	}
+	return bounds, nil
 }
 
-func (a *supervised) exec(ctx context.Context, unit executor.StreamExecer, start *daemonv1.ExecStart, stream execServer) error {
+func (a *supervised) exec(ctx context.Context, unit executor.StreamExecer, start *daemonv1.ExecStart, bounds execBounds, stream execServer) error {
+	ctx, expire := context.WithTimeoutCause(ctx, bounds.time, errExecTime)
+	defer expire()
+	ctx, kill := context.WithCancelCause(ctx)
+	defer kill(nil)
 	in, feed := io.Pipe()
 	// It ends with the call at the latest, when Recv does.
 	go func() {
@@ -89,48 +125,74 @@ func (a *supervised) exec(ctx context.Context, unit executor.StreamExecer, start
 			}
 		}
 	}()
-	out := &execOutput{stream: stream}
+	out := &execStreams{stream: stream, left: bounds.output, kill: kill}
 	res := unit.ExecStream(ctx, start.GetBin(), start.GetArgs(), in, execWriter{out, false}, execWriter{out, true})
 	_ = in.Close()
+	what := "exec " + clip(start.GetBin()) + " in agent " + a.name
 	switch cause := context.Cause(ctx); {
 	case stream.Context().Err() != nil:
 		return stream.Context().Err()
 	case errors.Is(cause, errClosed), errors.Is(cause, errAgentEnds):
-		return fail(codes.Unavailable, "", "exec %s in agent %s: %w", clip(start.GetBin()), a.name, cause)
+		return fail(codes.Unavailable, "", "%s: %w", what, cause)
+	case errors.Is(cause, errExecOutput):
+		return fail(codes.ResourceExhausted, "let it write more with --max-output", "%s: %w: more than %d bytes; it was killed", what, cause, bounds.output)
+	case errors.Is(cause, errExecTime) && res.Err != nil:
+		return fail(codes.DeadlineExceeded, "give it longer with --timeout", "%s: %w: more than %s; it was killed", what, cause, bounds.time)
 	case res.Err != nil:
 		why := res.Err
 		if cause := errors.Unwrap(why); cause != nil {
 			why = cause
 		}
-		return fail(codes.FailedPrecondition, "", "exec %s in agent %s: %w", clip(start.GetBin()), a.name, why)
+		return fail(codes.FailedPrecondition, "", "%s: %w", what, why)
 	}
 	return out.send(&daemonv1.ExecResponse{Part: &daemonv1.ExecResponse_Exit{Exit: &daemonv1.ExecExit{Code: int32(res.ExitCode)}}})
 }
 
-// execOutput sends both streams; a stream of gRPC takes one message at a time.
-type execOutput struct {
+// execStreams sends both streams; a stream of gRPC takes one message at a time.
+type execStreams struct {
 	mu     sync.Mutex
 	stream execServer
+	// left is how many bytes may be written yet; kill ends a BIN that writes more.
+	left int64
+	kill context.CancelCauseFunc
 }
 
-func (o *execOutput) send(m *daemonv1.ExecResponse) error {
+func (o *execStreams) send(m *daemonv1.ExecResponse) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.stream.Send(m)
 }
 
+// write sends what of p may be written yet.
+func (o *execStreams) write(p []byte, stderr bool) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	allowed := p[:min(int64(len(p)), o.left)]
+	o.left -= int64(len(allowed))
+	m := &daemonv1.ExecResponse{Part: &daemonv1.ExecResponse_Stdout{Stdout: allowed}}
+	if stderr {
+		m.Part = &daemonv1.ExecResponse_Stderr{Stderr: allowed}
+	}
+	if len(allowed) > 0 {
+		if err := o.stream.Send(m); err != nil {
+			return err
+		}
+	}
+	if len(allowed) < len(p) {
+		o.kill(errExecOutput)
+		return errExecOutput
+	}
+	return nil
+}
+
 type execWriter struct {
-	out    *execOutput
+	out    *execStreams
 	stderr bool
 }
 
 // Write sends p before it returns, so that a client that does not read holds its own BIN up.
 func (w execWriter) Write(p []byte) (int, error) {
-	m := &daemonv1.ExecResponse{Part: &daemonv1.ExecResponse_Stdout{Stdout: p}}
-	if w.stderr {
-		m.Part = &daemonv1.ExecResponse_Stderr{Stderr: p}
-	}
-	if err := w.out.send(m); err != nil {
+	if err := w.out.write(p, w.stderr); err != nil {
 		return 0, err
 	}
 	return len(p), nil

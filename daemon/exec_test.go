@@ -18,7 +18,8 @@ import (
 
 // Invariant: a stop ends everything within its time, a kill at once, and neither is an end that a
 // policy answers; what the operator runs in an agent ends with the call, the agent or the daemon.
-// Worst inputs: a runtime that ignores SIGTERM, a BIN that reads for ever, a client that goes.
+// Worst inputs: a runtime that ignores SIGTERM, a BIN that reads for ever, one that writes for ever, a
+// client that goes.
 
 // stubborn ignores SIGTERM and says when it does.
 const stubborn = "trap '' TERM; echo deaf; while :; do read x; done < /dev/zero"
@@ -175,6 +176,17 @@ func (d *testDaemon) exec(ctx context.Context, agent, bin string, args ...string
 	return stream
 }
 
+// execWithin begins a BIN with bounds of its own.
+func (d *testDaemon) execWithin(start *daemonv1.ExecStart) daemonv1.DaemonService_ExecClient {
+	d.t.Helper()
+	stream, err := d.api.Exec(d.t.Context())
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	_ = stream.Send(&daemonv1.ExecRequest{Part: &daemonv1.ExecRequest_Start{Start: start}})
+	return stream
+}
+
 func collect(stream daemonv1.DaemonService_ExecClient) (ran, error) {
 	var r ran
 	for {
@@ -248,6 +260,7 @@ func TestExecPassesStreamsAndExitCodeOn(t *testing.T) {
 			t.Errorf("%s in %s: %v; want %v with %q", c.bin, c.agent, err, c.code, c.want)
 		}
 	}
+	d.boundsOfExec()
 	first, err := d.api.Exec(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -255,6 +268,33 @@ func TestExecPassesStreamsAndExitCodeOn(t *testing.T) {
 	send(t, first, "no start")
 	if _, err := collect(first); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("without a start: %v", err)
+	}
+}
+
+// boundsOfExec runs BINs of guide into their bounds, each beside one that keeps within.
+func (d *testDaemon) boundsOfExec() {
+	t := d.t
+	t.Helper()
+	for _, c := range []struct {
+		ms, output *int64
+		args       []string
+		code       codes.Code
+		want, out  string
+	}{
+		{nil, proto.Int64(14), []string{"../etc/data/lines.txt"}, codes.OK, "", "one\ntwo\nthree\n"},
+		{nil, proto.Int64(13), []string{"../etc/data/lines.txt"}, codes.ResourceExhausted, "more than 13 bytes; it was killed", "one\ntwo\nthree"},
+		{nil, proto.Int64(100_000), []string{"/dev/zero"}, codes.ResourceExhausted, "more than 100000 bytes; it was killed", strings.Repeat("\x00", 100_000)},
+		{proto.Int64(60_000), proto.Int64(1 << 40), []string{"../etc/data/lines.txt"}, codes.OK, "", "one\ntwo\nthree\n"},
+		{proto.Int64(200), nil, nil, codes.DeadlineExceeded, "more than 200ms; it was killed", ""},
+		{proto.Int64(0), nil, nil, codes.InvalidArgument, "want 1 ms to 24h", ""},
+		{proto.Int64(86_400_001), nil, nil, codes.InvalidArgument, "want 1 ms to 24h", ""},
+		{nil, proto.Int64(0), nil, codes.InvalidArgument, "want 1 to 1099511627776", ""},
+		{nil, proto.Int64(1<<40 + 1), nil, codes.InvalidArgument, "want 1 to 1099511627776", ""},
+	} {
+		r, err := collect(d.execWithin(&daemonv1.ExecStart{Agent: "guide", Bin: "cat", Args: c.args, TimeoutMs: c.ms, MaxOutput: c.output}))
+		if status.Code(err) != c.code || err != nil && !strings.Contains(err.Error(), c.want) || r.out != c.out {
+			t.Errorf("cat %q within %d ms and %d bytes: %.200q, %v; want %v with %q", c.args, c.ms, c.output, r.out, err, c.code, c.want)
+		}
 	}
 }
 

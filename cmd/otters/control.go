@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/otters-sh/otters/client"
+	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
 
 func (a *app) restartCommand() *cobra.Command {
@@ -52,19 +53,37 @@ one that nobody asked for: the restart policy says what follows.`,
 }
 
 func (a *app) execCommand() *cobra.Command {
+	var timeout time.Duration
+	var output string
 	cmd := &cobra.Command{
-		Use:   "exec AGENT BIN [ARG...]",
+		Use:   "exec [flags] AGENT BIN [ARG...]",
 		Short: "Run a BIN of an agent in its workspace",
 		Long: `Run a BIN of an agent in its workspace, as the agent's user and with its variables, and without its
-tokens and keys. Only a BIN that the agent declares can be run.
+tokens and keys, in a sandbox of its own. Only a BIN that the agent declares can be run.
 
 Standard input is passed on until it ends: give it </dev/null in a loop that reads its own. The exit
-code is that of the BIN. An interrupt kills the BIN and what it started.`,
+code is that of the BIN. An interrupt kills the BIN and all that it started, and so do --timeout and
+--max-output, which end in an error.`,
 		Args:              atLeast(2),
 		ValidArgsFunction: a.completeAgents,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			start := &daemonv1.ExecStart{Agent: args[0], Bin: args[1], Args: args[2:]}
+			if cmd.Flags().Changed("timeout") {
+				if timeout < time.Millisecond {
+					return usagef("exec: --timeout %s: want a time from 1ms to 24h", timeout)
+				}
+				ms := timeout.Milliseconds()
+				start.TimeoutMs = &ms
+			}
+			if cmd.Flags().Changed("max-output") {
+				n, ok := bytesOf(output)
+				if !ok {
+					return usagef("exec: --max-output %q: want a size such as 512m or 1g, with b, k, m, g or t", output)
+				}
+				start.MaxOutput = &n
+			}
 			return a.with(cmd.Context(), func(c *client.Client) error {
-				code, err := c.Exec(cmd.Context(), args[0], args[1], args[2:], a.in, a.guarded(a.out, a.outTerm), a.guarded(a.err, a.errTerm))
+				code, err := c.Exec(cmd.Context(), start, a.in, a.guarded(a.out, a.outTerm), a.guarded(a.err, a.errTerm))
 				switch {
 				case err != nil:
 					return err
@@ -77,7 +96,9 @@ code is that of the BIN. An interrupt kills the BIN and what it started.`,
 			})
 		},
 	}
-	// What follows BIN is its own.
+	cmd.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "`time` after which the BIN is killed, at most 24h")
+	cmd.Flags().StringVar(&output, "max-output", "1g", "`size` of output, both streams together, over which the BIN is killed, at most 1t")
+	// What follows AGENT is the BIN's own.
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }

@@ -25,6 +25,17 @@ func TestExecPassesArgumentsStreamsAndExitCode(t *testing.T) {
 	if diff := cmp.Diff(want, f.last(), protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
+	ms, most := int64(1500), int64(2<<20)
+	check(t, otters(t.Context(), socket, "", "exec", "--timeout", "1.5s", "--max-output", "2m", "guide", "jq", "--timeout"), outcome{code: 7})
+	want = &daemonv1.ExecStart{Agent: "guide", Bin: "jq", Args: []string{"--timeout"}, TimeoutMs: &ms, MaxOutput: &most}
+	if diff := cmp.Diff(want, f.last(), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	for flag, bad := range map[string]string{"--timeout": "0", "--max-output": "-1"} {
+		if got := otters(t.Context(), socket, "", "exec", flag, bad, "guide", "jq"); got.code != exitUsage || !strings.Contains(got.err, flag+" ") || !strings.Contains(got.err, "want") {
+			t.Errorf("%s %s: %+v", flag, bad, got)
+		}
+	}
 	var out bytes.Buffer
 	term := &app{in: strings.NewReader("a\x1b[2J\n"), out: &out, err: &out, outTerm: true, errTerm: true}
 	if code := term.run(t.Context(), []string{"--socket", socket, "exec", "guide", "cat"}); code != 7 || out.String() != "a␛[2J\na␛[2J\n" {

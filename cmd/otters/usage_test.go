@@ -56,7 +56,7 @@ func TestWrongUse(t *testing.T) {
 		{[]string{"run", "a", "--cpus", "1.2.3"}, "--cpus \"1.2.3\": want"},
 		{[]string{"run", "a", "--pids", "1.5"}, "--pids \"1.5\": want a whole number above 0"},
 		{[]string{"run", "a", "--pids", "0"}, "--pids \"0\": want"},
-		{[]string{"exec", "a"}, "exec: too few arguments (1); usage: otters exec AGENT BIN [ARG...]"},
+		{[]string{"exec", "a"}, "exec: too few arguments (1); usage: otters exec [flags] AGENT BIN [ARG...]"},
 		{[]string{"logs", "a", "--since", "yesterday"}, "--since \"yesterday\": neither a length of time"},
 		{[]string{"logs", "a", "--since", "-1m"}, "--since \"-1m\""},
 		{[]string{"logs", "a", "--tail", "-1"}, "--tail \"-1\": want a number of lines, or all"},

@@ -2472,8 +2472,14 @@ type ExecStart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// Name of a BIN of the agent's.
-	Bin           string   `protobuf:"bytes,2,opt,name=bin,proto3" json:"bin,omitempty"`
-	Args          []string `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`
+	Bin  string   `protobuf:"bytes,2,opt,name=bin,proto3" json:"bin,omitempty"`
+	Args []string `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`
+	// The BIN is killed with all that it started after so many milliseconds, 1 to 86400000; not set is
+	// 600000. The answer is then DEADLINE_EXCEEDED.
+	TimeoutMs *int64 `protobuf:"varint,4,opt,name=timeout_ms,json=timeoutMs,proto3,oneof" json:"timeout_ms,omitempty"`
+	// The BIN is killed, and the answer RESOURCE_EXHAUSTED, when it writes more than so many bytes to
+	// both streams together, 1 to 1099511627776; not set is 1073741824. What came before is sent.
+	MaxOutput     *int64 `protobuf:"varint,5,opt,name=max_output,json=maxOutput,proto3,oneof" json:"max_output,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2527,6 +2533,20 @@ func (x *ExecStart) GetArgs() []string {
 		return x.Args
 	}
 	return nil
+}
+
+func (x *ExecStart) GetTimeoutMs() int64 {
+	if x != nil && x.TimeoutMs != nil {
+		return *x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *ExecStart) GetMaxOutput() int64 {
+	if x != nil && x.MaxOutput != nil {
+		return *x.MaxOutput
+	}
+	return 0
 }
 
 type ExecResponse struct {
@@ -3438,11 +3458,17 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\vExecRequest\x123\n" +
 	"\x05start\x18\x01 \x01(\v2\x1b.otters.daemon.v1.ExecStartH\x00R\x05start\x12\x16\n" +
 	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdinB\x06\n" +
-	"\x04part\"G\n" +
+	"\x04part\"\xad\x01\n" +
 	"\tExecStart\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x10\n" +
 	"\x03bin\x18\x02 \x01(\tR\x03bin\x12\x12\n" +
-	"\x04args\x18\x03 \x03(\tR\x04args\"|\n" +
+	"\x04args\x18\x03 \x03(\tR\x04args\x12\"\n" +
+	"\n" +
+	"timeout_ms\x18\x04 \x01(\x03H\x00R\ttimeoutMs\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"max_output\x18\x05 \x01(\x03H\x01R\tmaxOutput\x88\x01\x01B\r\n" +
+	"\v_timeout_msB\r\n" +
+	"\v_max_output\"|\n" +
 	"\fExecResponse\x12\x18\n" +
 	"\x06stdout\x18\x01 \x01(\fH\x00R\x06stdout\x12\x18\n" +
 	"\x06stderr\x18\x02 \x01(\fH\x00R\x06stderr\x120\n" +
@@ -3671,6 +3697,7 @@ func file_otters_daemon_v1_daemon_proto_init() {
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 	}
+	file_otters_daemon_v1_daemon_proto_msgTypes[37].OneofWrappers = []any{}
 	file_otters_daemon_v1_daemon_proto_msgTypes[38].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
