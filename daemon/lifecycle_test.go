@@ -35,7 +35,7 @@ func TestAnAgentFromBuildToRemoval(t *testing.T) {
 	d.await("guide", "ready")
 
 	a := d.get("guide")
-	if a.GetPid() == 0 || a.GetMonitorPid() == 0 || a.GetAddress() == "" || !a.GetServeTokenChecked() || a.GetSummary().GetStartedAtMs() == 0 {
+	if a.GetPid() == 0 || a.GetMonitorPid() == 0 || a.GetAddress() == "" || !a.GetServeTokenChecked() || len(a.GetWarnings()) != 0 || a.GetSummary().GetStartedAtMs() == 0 {
 		t.Errorf("agent %v", a)
 	}
 	if !strings.HasPrefix(a.GetRuntimeRef(), "otters/runtime:latest") || !strings.HasPrefix(a.GetRuntimeDigest(), "sha256:") || len(a.GetTools()) != 2 {

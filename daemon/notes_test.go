@@ -17,8 +17,12 @@ func TestNotesOfARunningAgent(t *testing.T) {
 	t.Parallel()
 	d := boot(t, newHome(t))
 	d.image("guide", guide)
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Configs: map[string]string{"notes-max-bytes-per": "10", "notes-max-count": "2"}})
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Configs: map[string]string{"notes-max-bytes-per": "10", "notes-max-count": "2", "prompt-budget": "1024"}})
 	d.await("guide", "ready")
+	// What its runtime says is to be known is told of a running agent.
+	if got := d.get("guide").GetWarnings(); len(got) != 1 || !strings.Contains(got[0], "over the prompt-budget of 1024") {
+		t.Errorf("warnings %q", got)
+	}
 	c := d.talk()
 	ctx := t.Context()
 	set := func(key, content string) (*daemonv1.SetNoteResponse, error) {
@@ -79,5 +83,19 @@ func TestNotesOfARunningAgent(t *testing.T) {
 	d.halt("guide")
 	if _, err := c.GetNote(ctx, &daemonv1.GetNoteRequest{Agent: "guide", Key: "river"}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "is stopped") {
 		t.Errorf("of a stopped agent: %v", err)
+	}
+	d.halt("guide")
+	if got := d.get("guide").GetWarnings(); len(got) != 0 {
+		t.Errorf("warnings of a stopped agent: %q", got)
+	}
+}
+
+// Warnings come from an agent's runtime, which may say what it likes.
+func TestWarningsAreKeptShort(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("é", 1000)
+	got := shortened(append([]string{"a\nb", "\xff" + long}, make([]string, 100)...))
+	if len(got) != maxWarnings || got[0] != "a; b" || !strings.HasPrefix(long, got[1]) || len(got[1]) < maxWarning-4 || len(got[1]) > maxWarning {
+		t.Errorf("%d warnings, %q, %d bytes", len(got), got[0], len(got[1]))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,8 +20,13 @@ import (
 	"github.com/otters-sh/otters/system"
 )
 
-// checkTimeout bounds the question to a runtime whether it checks its callers.
-const checkTimeout = time.Second
+const (
+	// checkTimeout bounds what a runtime is asked to describe its agent.
+	checkTimeout = time.Second
+	// maxWarnings and maxWarning bound what it says is to be known: lines, and bytes of each.
+	maxWarnings = 32
+	maxWarning  = 1024
+)
 
 // service implements the API for both protocols. Its methods check what they are given and return
 // errors of this package; the interceptors turn them into answers.
@@ -233,7 +239,7 @@ func (a *supervised) describe(ctx context.Context) *daemonv1.Agent {
 		return out
 	}
 	out.Address = a.unit.Addr()
-	out.ServeTokenChecked = a.checksCallers(ctx)
+	a.ask(ctx, out)
 	rt := a.unit.Runtime()
 	if rt == nil {
 		return out
@@ -253,18 +259,35 @@ func (a *supervised) describe(ctx context.Context) *daemonv1.Agent {
 	return out
 }
 
-// checksCallers asks a running runtime; no answer counts as no.
-func (a *supervised) checksCallers(ctx context.Context) bool {
-	c, ok := a.unit.(interface {
-		ChecksCallers(context.Context) (bool, error)
-	})
-	if st := a.unit.Status(); !ok || st != executor.StatusReady && st != executor.StatusWorking {
-		return false
+// ask fills in what only a running runtime tells; no answer counts as no, and as nothing to say.
+func (a *supervised) ask(ctx context.Context, out *daemonv1.Agent) {
+	if st := a.unit.Status(); st != executor.StatusReady && st != executor.StatusWorking {
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	checks, err := c.ChecksCallers(ctx)
-	return err == nil && checks
+	if c, ok := a.unit.(interface {
+		ChecksCallers(context.Context) (bool, error)
+	}); ok {
+		checks, err := c.ChecksCallers(ctx)
+		out.ServeTokenChecked = err == nil && checks
+	}
+	if w, ok := a.unit.(interface {
+		Warnings(context.Context) ([]string, error)
+	}); ok {
+		if warnings, err := w.Warnings(ctx); err == nil {
+			out.Warnings = shortened(warnings)
+		}
+	}
+}
+
+// shortened keeps the warnings of a runtime within their bounds, each on one line.
+func shortened(warnings []string) []string {
+	var out []string
+	for _, w := range warnings[:min(len(warnings), maxWarnings)] {
+		out = append(out, strings.ToValidUTF8(flatten(w[:min(len(w), maxWarning)]), ""))
+	}
+	return out
 }
 
 func confinement(c sandbox.Confinement) *daemonv1.Confinement {

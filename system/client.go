@@ -151,6 +151,9 @@ func (a *Agent) ChecksCallers(ctx context.Context) (bool, error) {
 	return false, fmt.Errorf("probe agent %s without a token: %w", a.id, err)
 }
 
+// Warnings returns what the running runtime says in Health that is to be known, a line each. Ours.
+func (a *Agent) Warnings(ctx context.Context) ([]string, error) { return a.calls().Warnings(ctx) }
+
 // PromptStream runs one turn and calls cb, one call at a time, for every event. It returns when the
 // turn has ended, when ctx has, or with the error of the stream. Outgoing metadata of ctx goes to
 // the runtime.

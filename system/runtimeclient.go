@@ -79,6 +79,19 @@ func (r RuntimeClient) Probe(ctx context.Context) error {
 	return nil
 }
 
+// Warnings returns what the running runtime says in Health that is to be known, a line each. Ours.
+func (r RuntimeClient) Warnings(ctx context.Context) ([]string, error) {
+	c, ctx, err := r.client(ctx)
+	if err != nil {
+		return nil, r.failed("health", err)
+	}
+	res, err := c.Health(ctx, &agentv1.HealthRequest{})
+	if err != nil {
+		return nil, r.failed("health", err)
+	}
+	return res.GetWarnings(), nil
+}
+
 // PromptStream runs one turn and calls cb, one call at a time, for every event. It returns when the
 // turn has ended, when ctx has, or with the error of the stream. Outgoing metadata of ctx goes to
 // the runtime.

@@ -111,11 +111,34 @@ func (a *app) waitReady(ctx context.Context, c *client.Client, verb string, agen
 	}
 	switch state.GetStatus() {
 	case "ready", "working":
-		return a.printAgent(state)
+		if err := a.printAgent(state); err != nil {
+			return err
+		}
+		a.printWarnings(ctx, c, state)
+		return nil
 	case "failed":
 		return notReady(ctx, c, verb, state, failedHint(state))
 	}
 	return fmt.Errorf("%s %s: the agent is %s before it was ready; somebody else asked for it", verb, agent.GetName(), state.GetStatus())
+}
+
+// warningTime bounds the question to a ready agent whether there is something to be known.
+const warningTime = 2 * time.Second
+
+// printWarnings tells in one line what the runtime of a ready agent says is to be known. No answer is
+// no warning: the agent is ready, which is what was asked for.
+func (a *app) printWarnings(ctx context.Context, c *client.Client, agent *daemonv1.AgentSummary) {
+	ctx, cancel := context.WithTimeout(ctx, warningTime)
+	defer cancel()
+	full, err := c.Agent(ctx, agent.GetId())
+	if err != nil || len(full.GetWarnings()) == 0 {
+		return
+	}
+	more := ""
+	if n := len(full.GetWarnings()) - 1; n > 0 {
+		more = fmt.Sprintf(" (and %d more: see `otters inspect %s`)", n, agent.GetName())
+	}
+	fmt.Fprintf(a.err, "warning: %s\n", oneLine(agent.GetName()+": "+full.GetWarnings()[0]+more))
 }
 
 // failedHint says what to do about a failed agent. Before the runtime ran it has no log.

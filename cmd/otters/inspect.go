@@ -46,6 +46,9 @@ func describe(a *daemonv1.Agent) []pair {
 		{"id", s.GetId()},
 		{"status", statusOf(s, time.Now())},
 		{"message", s.GetMessage()},
+	}
+	out = append(out, list("warning", a.GetWarnings())...)
+	out = append(out, []pair{
 		{"restart", a.GetRestart()},
 		{"restarts", restarts(s)},
 		{"last failure", a.GetLastFailure()},
@@ -61,7 +64,7 @@ func describe(a *daemonv1.Agent) []pair {
 		{"address", address(a)},
 		{"process", processes(a)},
 		{"user id", strconv.FormatInt(a.GetUid(), 10)},
-	}
+	}...)
 	out = append(out, confinement(a.GetConfinement())...)
 	var limits, tools, configs []string
 	for _, l := range a.GetLimits() {

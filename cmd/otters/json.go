@@ -114,6 +114,8 @@ type agentJSON struct {
 	Limits []limitJSON `json:"limits"`
 	// AllowNet are the destinations that a proxy opens.
 	AllowNet []string `json:"allow_net"`
+	// Warnings are what a running agent's runtime says is to be known.
+	Warnings []string `json:"warnings"`
 }
 
 func newAgentJSON(a *daemonv1.Agent) agentJSON {
@@ -125,7 +127,7 @@ func newAgentJSON(a *daemonv1.Agent) agentJSON {
 		Mounts: []string{}, Limits: []limitJSON{}, Tools: []toolJSON{}, Envs: notNil(a.GetEnvs()), Configs: a.GetConfigs(),
 		ServeTokenChecked: a.GetServeTokenChecked(), LogFile: a.GetLogFile(),
 		Restart: a.GetRestart(), LastFailure: a.GetLastFailure(), StopTimeoutMs: a.GetStopTimeoutMs(),
-		AllowNet: notNil(a.GetAllowNet()),
+		AllowNet: notNil(a.GetAllowNet()), Warnings: notNil(a.GetWarnings()),
 	}
 	if out.Configs == nil {
 		out.Configs = map[string]string{}

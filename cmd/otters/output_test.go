@@ -41,7 +41,7 @@ func someAgent() *daemonv1.Agent {
 		Configs: map[string]string{"max-tokens": "5", "a": "b"},
 		LastExit: &daemonv1.LastExit{Code: 1, AtMs: 1_700_000_002_000,
 			Stderr: []string{"reading", "boom \x1b[31m"}, OutOfMemory: true},
-		ServeTokenChecked: true, LogFile: "/o/agents/1/log",
+		ServeTokenChecked: true, LogFile: "/o/agents/1/log", Warnings: []string{"skill x: left out"},
 	}
 }
 
@@ -76,6 +76,7 @@ func TestInspectTable(t *testing.T) {
 id            01996f2c-1d2e-7abc-8def-0123456789ab
 status        failed (crashed)
 message       the runtime ended with code 1
+warning       skill x: left out
 restart       on-failure:3
 restarts      2 in a row
 last failure  crashed: exit code 1
@@ -130,7 +131,7 @@ func TestJSONIsStable(t *testing.T) {
 		"images": `[{"created_at":"2023-11-14T22:13:20.000Z","description":"<d>","digest":"sha256:1111","kind":"agent","media_type":"m","reference":"guide:1","size":9}]`,
 		"ps": `[{"attempts":2,"next_try_at":"","queue_place":0,"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1","message":"the runtime ended with code 1",` +
 			`"model":"offline/otter","name":"guide","reason":"crashed","started_at":"2023-11-14T22:13:21.000Z","status":"failed"}]`,
-		"inspect guide": `{"allow_net":["example.com","10.0.0.1:8080"],"attempts":2,"next_try_at":"","queue_place":0,"restart":"on-failure:3","last_failure":"crashed: exit code 1","stop_timeout_ms":1500,"mounts":["/srv/a:workspace/a:my files:ro"],"limits":[{"name":"memory","value":1610612736,"mechanism":"cgroup v2"},{"name":"cpus","value":1500,"mechanism":"cgroup v2"},{"name":"pids","value":64,"mechanism":"rlimit"}],"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
+		"inspect guide": `{"allow_net":["example.com","10.0.0.1:8080"],"warnings":["skill x: left out"],"attempts":2,"next_try_at":"","queue_place":0,"restart":"on-failure:3","last_failure":"crashed: exit code 1","stop_timeout_ms":1500,"mounts":["/srv/a:workspace/a:my files:ro"],"limits":[{"name":"memory","value":1610612736,"mechanism":"cgroup v2"},{"name":"cpus","value":1500,"mechanism":"cgroup v2"},{"name":"pids","value":64,"mechanism":"rlimit"}],"address":"127.0.0.1:4000","configs":{"a":"b","max-tokens":"5"},"confinement":{"enforced":["It has a user of its own."],"level":"off","open":["The network.","Files of others that all may read."],"own_user":true},` +
 			`"created_at":"2023-11-14T22:13:20.123Z","digest":"sha256:1111","envs":["LANG"],"id":"01996f2c-1d2e-7abc-8def-0123456789ab","image":"guide:1",` +
 			`"last_exit":{"at":"2023-11-14T22:13:22.000Z","code":1,"signal":"","stderr":["reading","boom \u001b[31m"],"out_of_memory":true},"log_file":"/o/agents/1/log","message":"the runtime ended with code 1","model":"offline/otter","monitor_pid":11,"name":"guide","pid":12,` +
 			`"reason":"crashed","root":"/o/agents/1/root","runtime_digest":"sha256:2222","runtime_ref":"otters/runtime","serve_token_checked":true,"started_at":"2023-11-14T22:13:21.000Z","status":"failed",` +
@@ -287,6 +288,11 @@ func TestRun(t *testing.T) {
 		t.Error(diff)
 	}
 	check(t, otters(t.Context(), socket, "", "run", "-d", "guide:1", "--name", "n"), outcome{out: "n 0199aaaa pulling\n"})
+	// What its runtime says is to be known goes to standard error, once, and acts on no terminal.
+	f.agents = []*daemonv1.Agent{{Summary: &daemonv1.AgentSummary{Id: "0199aaaa", Name: "n"}, Warnings: []string{"skill x:\n\x1b[2J"}}}
+	check(t, otters(t.Context(), socket, "", "run", "guide:1"), outcome{out: "n 0199aaaa ready\n", err: "warning: n: skill x:; ␛[2J\n"})
+	f.agents[0].Warnings = append(f.agents[0].Warnings, "b", "c")
+	check(t, otters(t.Context(), socket, "", "start", "n"), outcome{out: "n 0199aaaa ready\n", err: "warning: n: skill x:; ␛[2J (and 2 more: see `otters inspect n`)\n"})
 	t.Chdir(t.TempDir())
 	here, err := os.Getwd()
 	if err != nil {

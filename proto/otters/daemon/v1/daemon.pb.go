@@ -1541,7 +1541,10 @@ type Agent struct {
 	// start.
 	Limits []*Limit `protobuf:"bytes,30,rep,name=limits,proto3" json:"limits,omitempty"`
 	// Destinations that a proxy opens to it.
-	AllowNet      []string `protobuf:"bytes,31,rep,name=allow_net,json=allowNet,proto3" json:"allow_net,omitempty"`
+	AllowNet []string `protobuf:"bytes,31,rep,name=allow_net,json=allowNet,proto3" json:"allow_net,omitempty"`
+	// What a running agent's runtime says is to be known though no prompt fails for it, a line each: at
+	// most 32, of at most 1024 bytes each. Empty where it does not answer within a second.
+	Warnings      []string `protobuf:"bytes,32,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1719,6 +1722,13 @@ func (x *Agent) GetLimits() []*Limit {
 func (x *Agent) GetAllowNet() []string {
 	if x != nil {
 		return x.AllowNet
+	}
+	return nil
+}
+
+func (x *Agent) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
 	}
 	return nil
 }
@@ -3390,7 +3400,7 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x0fGetAgentRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"A\n" +
 	"\x10GetAgentResponse\x12-\n" +
-	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xe3\x06\n" +
+	"\x05agent\x18\x01 \x01(\v2\x17.otters.daemon.v1.AgentR\x05agent\"\xff\x06\n" +
 	"\x05Agent\x128\n" +
 	"\asummary\x18\x01 \x01(\v2\x1e.otters.daemon.v1.AgentSummaryR\asummary\x12\x12\n" +
 	"\x04root\x18\x02 \x01(\tR\x04root\x12\x18\n" +
@@ -3415,7 +3425,8 @@ const file_otters_daemon_v1_daemon_proto_rawDesc = "" +
 	"\x0fstop_timeout_ms\x18\x16 \x01(\x03R\rstopTimeoutMs\x12/\n" +
 	"\x06mounts\x18\x17 \x03(\v2\x17.otters.daemon.v1.MountR\x06mounts\x12/\n" +
 	"\x06limits\x18\x1e \x03(\v2\x17.otters.daemon.v1.LimitR\x06limits\x12\x1b\n" +
-	"\tallow_net\x18\x1f \x03(\tR\ballowNet\x1a:\n" +
+	"\tallow_net\x18\x1f \x03(\tR\ballowNet\x12\x1a\n" +
+	"\bwarnings\x18  \x03(\tR\bwarnings\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"O\n" +
