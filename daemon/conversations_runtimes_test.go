@@ -58,6 +58,10 @@ func TestSessionsOfAnotherRuntimeAreReachedWhileItRuns(t *testing.T) {
 		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "does not have the label io.openotters.runtime.sessions=offline") {
 			t.Errorf("%s of a stopped agent: %v", what, err)
 		}
+		// What can't be done while it runs either is not said to be.
+		if transfer := what == "export" || what == "import"; strings.Contains(err.Error(), "only while it does") == transfer {
+			t.Errorf("%s of a stopped agent: %v", what, err)
+		}
 	}
 }
 

@@ -97,8 +97,11 @@ func (a *supervised) offlineError(ctx context.Context, c offlineCall, res execut
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(res.Err, executor.ErrNotImplemented):
-		return fail(codes.FailedPrecondition, "start it with `otters start "+a.name+"`; its sessions are reached while it runs",
-			"%s: the agent does not run, and its runtime works on sessions only while it does: its image does not have the label %s=offline", what, system.SessionsLabel)
+		why, hint := "the agent does not run, and its runtime works on sessions only while it does", "start it with `otters start "+a.name+"`; its sessions are reached while it runs"
+		if c.verb == "export" || c.verb == "import" {
+			why, hint = "its runtime can't do that", "`otters session show` prints sessions while the agent runs"
+		}
+		return fail(codes.FailedPrecondition, hint, "%s: %s: its image does not have the label %s=offline", what, why, system.SessionsLabel)
 	case res.Err != nil:
 		why := res.Err
 		if cause := errors.Unwrap(why); cause != nil {
