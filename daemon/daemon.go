@@ -162,12 +162,13 @@ func (d *Daemon) supervise(ctx context.Context, cfg Config, set settings, provid
 		system.WithLogger(d.logger),
 	)
 	over, letGo := context.WithCancel(context.Background())
+	connections := newConnectionLog(d.logger)
 	d.sup = &supervisor{
 		home: d.home, db: d.db, images: d.images, provider: provider, settings: set, logger: d.logger,
 		backoff: cfg.backoff,
 		gateway: gateway.New(gateway.Options{Providers: providers, Logger: d.logger}),
-		egress:  egress.New(egress.Options{Resolver: cfg.resolver, Reporter: connectionLog{d.logger}, Logger: d.logger}),
-		starts:  newStartQueue(set.maxStarts), over: over, letGo: letGo,
+		egress:  egress.New(egress.Options{Resolver: cfg.resolver, Reporter: connections, Logger: d.logger}), connections: connections,
+		starts: newStartQueue(set.maxStarts), over: over, letGo: letGo,
 		agents: make(map[uuid.UUID]*supervised), names: make(map[string]bool),
 	}
 	if err := provider.Warm(); err != nil {

@@ -1,8 +1,6 @@
 package daemon
 
 import (
-	"context"
-	"log/slog"
 	"net"
 
 	"google.golang.org/grpc/codes"
@@ -38,27 +36,6 @@ func (a *supervised) acceptProxy(e system.Egress, l net.Listener) {
 		if err := a.sup.egress.Serve(grant, l); err != nil {
 			a.sup.logger.Error("proxy stopped serving an agent", "agent", a.id, "error", err)
 		}
+		a.sup.connections.forget(grant.Agent)
 	})
-}
-
-// connectionLog writes to the daemon's log where agents connect to.
-type connectionLog struct{ logger *slog.Logger }
-
-var _ egress.Reporter = connectionLog{}
-
-// Report writes one line.
-func (l connectionLog) Report(ctx context.Context, c egress.Connection) error {
-	attrs := []slog.Attr{slog.String("agent", c.Agent)}
-	if c.Host != "" {
-		attrs = append(attrs, slog.String("method", c.Method), slog.String("host", c.Host), slog.Int("port", int(c.Port)))
-	}
-	if len(c.Addresses) > 0 {
-		attrs = append(attrs, slog.Any("addresses", c.Addresses))
-	}
-	if c.Allowed {
-		l.logger.LogAttrs(ctx, slog.LevelInfo, "connection allowed", append(attrs, slog.String("destination", c.Destination.String()))...)
-		return nil
-	}
-	l.logger.LogAttrs(ctx, slog.LevelWarn, "connection refused", append(attrs, slog.String("reason", c.Reason))...)
-	return nil
 }

@@ -25,16 +25,18 @@ const maxTakeOvers = 16
 
 // supervisor keeps the agents of one daemon.
 type supervisor struct {
-	home     *home
-	db       *database
-	images   *imageRegistry
-	gateway  *gateway.Gateway
-	egress   *egress.Proxy
-	provider *system.Provider
-	settings settings
-	backoff  backoff
-	logger   *slog.Logger
-	logs     *logWatch
+	home    *home
+	db      *database
+	images  *imageRegistry
+	gateway *gateway.Gateway
+	egress  *egress.Proxy
+	// connections is told of every connection through egress.
+	connections *connectionLog
+	provider    *system.Provider
+	settings    settings
+	backoff     backoff
+	logger      *slog.Logger
+	logs        *logWatch
 
 	starts *startQueue
 

@@ -38,7 +38,7 @@ func (a *app) daemonCommand() *cobra.Command {
 		Long: `Start a daemon, ottersd, in the background and wait until it answers.
 
 It is the ottersd beside this program, or else the one in PATH. What it writes goes to
-logs/ottersd.log in its home.`,
+logs/ottersd.log in its home, above 10 MiB in a new one; the one before is kept as ottersd.log.1.`,
 		Args: exactly(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStart(cmd.Context(), dir) },
 	}

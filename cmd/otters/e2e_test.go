@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -43,8 +44,17 @@ func (m *machine) startDaemon() {
 	if got := m.otters("daemon", "status"); got.code != exitNotRunning {
 		t.Fatalf("status: %+v", got)
 	}
+	// The log of earlier daemons is as large as one may be.
+	log := filepath.Join(m.home, "logs", "ottersd.log")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(log), 0o700), os.WriteFile(log, nil, 0o600), os.Truncate(log, 10<<20)); err != nil {
+		t.Fatal(err)
+	}
 	if got := m.must("daemon", "start"); !strings.HasPrefix(got.out, "daemon started\n") || !strings.Contains(got.out, m.home) {
 		t.Errorf("daemon start: %+v", got)
+	}
+	before, err := os.Stat(log + ".1")
+	if text, failed := os.ReadFile(log); err != nil || failed != nil || before.Size() != 10<<20 || len(text) > 64<<10 || !strings.Contains(string(text), "ottersd ready") {
+		t.Errorf("the log: %.1000q, %v; before it %v, %v", text, failed, before, err)
 	}
 	if got := m.must("daemon", "start"); !strings.HasPrefix(got.out, "daemon is running already\n") {
 		t.Errorf("second daemon start: %+v", got)

@@ -68,7 +68,7 @@ func startDaemon(home, socket string) (*daemonProcess, error) {
 	if err != nil {
 		return nil, fmt.Errorf("log: %w", err)
 	}
-	cmd := exec.Command(path, "--home", home, "--socket", socket)
+	cmd := exec.Command(path, "--home", home, "--socket", socket, "--log-file", log.Name())
 	cmd.Dir = "/"
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "OTTERS_HOME=") }), "OTTERS_HOME="+home)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -130,7 +130,11 @@ func (d *daemonProcess) lastLine() string {
 		return ""
 	}
 	const most = 16 << 10
-	from := max(d.logFrom, info.Size()-most)
+	from := d.logFrom
+	if from > info.Size() {
+		from = 0 // it went on in a new file
+	}
+	from = max(from, info.Size()-most)
 	text, err := io.ReadAll(io.NewSectionReader(f, from, most))
 	if err != nil {
 		return ""

@@ -29,9 +29,9 @@ func main() {
 }
 
 type options struct {
-	home, socket string
-	level        slog.Level
-	version      bool
+	home, socket, log string
+	level             slog.Level
+	version           bool
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
@@ -58,6 +58,15 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stdout, "ottersd", versionText())
 		return 0
 	}
+	if opts.log != "" {
+		log, err := openLogFile(opts.log, maxLog, takeStandard)
+		if err != nil {
+			fmt.Fprintf(stderr, "ottersd: %s\n", oneLine(err))
+			return 1
+		}
+		defer log.Close()
+		stdout, stderr = log, log
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := serve(ctx, opts, stdout, stderr); err != nil {
@@ -81,7 +90,7 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
-const usage = `usage: ottersd [--home DIR] [--socket PATH] [--log-level debug|info|warn|error]
+const usage = `usage: ottersd [--home DIR] [--socket PATH] [--log-level debug|info|warn|error] [--log-file PATH]
        ottersd registry serve|gc|fsck [flags]
        ottersd version
        ottersd doctor [--attack] [--format table|json]
@@ -89,6 +98,7 @@ const usage = `usage: ottersd [--home DIR] [--socket PATH] [--log-level debug|in
   --home       folder of the daemon's state (default: OTTERS_HOME, else XDG_STATE_HOME/otters)
   --socket     path of the API's unix socket (default: otters/ottersd.sock in XDG_RUNTIME_DIR, else ottersd.sock in the home)
   --log-level  least important level that is logged to standard error (default info)
+  --log-file   file for the log, standard output and standard error; above 10 MiB it goes on in a new one, and the one before is kept with .1 behind its name
 `
 
 func parse(args []string, stdout io.Writer) (options, error) {
@@ -98,6 +108,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	fs.StringVar(&opts.home, "home", "", "")
 	fs.StringVar(&opts.socket, "socket", "", "")
 	fs.TextVar(&opts.level, "log-level", slog.LevelInfo, "")
+	fs.StringVar(&opts.log, "log-file", "", "")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			fmt.Fprint(stdout, usage)
