@@ -18,7 +18,7 @@ STATICCHECK := go tool -modfile=internal/tools/go.mod staticcheck
 FUZZ_SHORT := 10000
 FUZZ_LONG := 2000000
 
-# How often the crash tests of the registry and of handles kill: in soak-short, and in soak.
+# How often the crash tests of the registry, of handles and of sessions kill: in soak-short, and in soak.
 CRASH_SHORT := 30
 CRASH_LONG := 600
 
@@ -85,11 +85,12 @@ fuzz:
 		go test $(TAGS) -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZ_RUNS)x "./$$dir" </dev/null || exit 1; \
 	done
 
-# A process that writes the registry, or an agent's handle, is killed at random instants; what it wrote
-# must come back whole.
+# A process that writes the registry, an agent's handle, or a session, is killed at random instants; what
+# it wrote must come back whole.
 crash:
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestR11KilledStore -v -timeout 1h ./registry
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestAKilledWriterLeavesAWholeHandle -v -timeout 1h ./system
+	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestAKilledRuntimeKeepsWhatWasHeard -v -timeout 1h ./cmd/otters-runtime
 
 # Tests of make test that it leaves out, or does in part, for the time they take.
 load:

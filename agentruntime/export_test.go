@@ -8,6 +8,9 @@ import (
 // KnownKeys are the CONFIG keys.
 var KnownKeys = knownKeys
 
+// EndsSentence tells whether a text is stored at once.
+var EndsSentence = endsSentence
+
 // SameSettings tells whether configs change nothing.
 func SameSettings(configs map[string]string) (bool, error) {
 	s, err := readSettings(configs)

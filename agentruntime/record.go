@@ -129,7 +129,8 @@ const (
 	finishTurn    = `UPDATE turns SET reason = ?, finished_at = ?, input_tokens = ?, output_tokens = ? WHERE id = ?`
 )
 
-// turn is one that is being recorded. It is a loop.Recorder; the turn is made with its first message.
+// turn is one that is being recorded. It is a loop.Recorder, and hears the turn's events; the turn is
+// made with its first message.
 // An answer without calls is the turn's last message, and is stored together with the turn's end.
 type turn struct {
 	store   *store
@@ -140,6 +141,7 @@ type turn struct {
 	seq     int
 	answers bool // something was answered
 	pending *step
+	draft   draft
 }
 
 var _ loop.Recorder = (*turn)(nil)
@@ -172,6 +174,7 @@ func (t *turn) Record(ctx context.Context, m loop.Message) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errRecord, err)
 	}
+	t.draft = draft{}
 	return nil
 }
 
@@ -184,14 +187,16 @@ func hasCalls(m loop.Message) bool {
 	return false
 }
 
-// take is what is left to be stored.
-func (t *turn) take() []step {
-	if t.pending == nil {
-		return nil
+// take is what is left to be stored, and goes before.
+func (t *turn) take() (left []step) {
+	if t.draft.stored > 0 {
+		left = append(left, step{dropPieces, []any{t.id}})
 	}
-	p := *t.pending
-	t.pending = nil
-	return []step{p}
+	if t.pending != nil {
+		left = append(left, *t.pending)
+		t.pending = nil
+	}
+	return left
 }
 
 // finish stores what is left, why the turn ended and what it used.

@@ -2,8 +2,8 @@
 // gRPC with the loop of package loop, runs the agent's programs as tools and keeps its sessions.
 //
 // Invariants: with a serve token nobody without it is answered; sessions take one turn at a time; a
-// message is stored once, when it is complete, and before its end is told; and when Serve returns,
-// no turn and no tool is left. Whoever starts the process calls Inherit and then Serve.
+// message is stored when it is complete, before its end is told, and each of its sentences before that
+// one's end is; and when Serve returns, no turn and no tool is left. Whoever starts the process calls Inherit and then Serve.
 package agentruntime
 
 import (

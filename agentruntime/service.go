@@ -201,8 +201,10 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 	if err != nil {
 		return out, false, storeStatus(ctx, err)
 	}
+	running, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	var held []loop.Event
-	out, err = s.loop.Run(ctx, loop.Turn{
+	out, err = s.loop.Run(running, loop.Turn{
 		System:  system,
 		History: history, Prompt: p.text, Attachments: p.attached, Metadata: p.metadata, Recorder: rec, Compact: conv.overflow,
 		Observe: func(e loop.Event) {
@@ -210,6 +212,9 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 			if rec.pending != nil || e.Type == loop.MessageCreate || e.Type == loop.Error || e.Type == loop.TurnFinish {
 				held = append(held, e)
 				return
+			}
+			if err := rec.hear(ctx, e); err != nil {
+				stop(&loop.EndError{Reason: loop.Interrupted, Err: err})
 			}
 			observe(e)
 		},

@@ -71,12 +71,22 @@ CREATE TABLE notes (
 	created_at INTEGER NOT NULL,
 	updated_at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+`, `
+-- What there is of a message while it comes; the message takes its place.
+CREATE TABLE pieces (
+	turn       INTEGER NOT NULL REFERENCES turns (id) ON DELETE CASCADE,
+	seq        INTEGER NOT NULL, -- the message's
+	piece      INTEGER NOT NULL,
+	parts      TEXT NOT NULL,    -- loop.Parts as JSON; a text goes on in the next piece
+	created_at INTEGER NOT NULL,
+	PRIMARY KEY (turn, seq, piece)
+) STRICT, WITHOUT ROWID;
 `}
 
 // errNewerSchema is returned where a newer runtime has been at work.
 var errNewerSchema = errors.New("it was written by a newer version of the runtime; use that one")
 
-// store keeps sessions. Every message is written once, when it is complete.
+// store keeps sessions. Every message is written once when it is complete, and once in pieces until then.
 type store struct {
 	db   *sql.DB
 	lock *os.File // the folder, locked while a runtime serves it
@@ -141,7 +151,7 @@ func (o *opening) close() error {
 }
 
 // openStore opens or makes the sessions below the tree's root. Turns that a killed runtime left
-// running are marked interrupted.
+// running are marked interrupted, with what was said until then.
 func openStore(ctx context.Context, root string) (*store, error) {
 	dir := filepath.Join(root, filepath.FromSlash(workspace.VarLibDir))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -229,16 +239,26 @@ func (s *store) prepare(ctx context.Context) error {
 	case version < len(migrations):
 		return s.migrate(ctx, version)
 	}
-	var running bool
-	if err := s.db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM turns WHERE reason = '')").Scan(&running); err != nil || !running {
+	var left bool
+	if err := s.db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM turns WHERE reason = '') OR EXISTS (SELECT 1 FROM pieces)").Scan(&left); err != nil || !left {
 		return err
 	}
 	return s.write(ctx, s.interrupt)
 }
 
-// interrupt marks the turns that nobody runs any more.
+// interrupt marks the turns that nobody runs any more. As with one that is cancelled, an answer that has
+// begun is the active one of its prompt.
 func (s *store) interrupt(tx *sql.Tx) error {
-	_, err := tx.Exec("UPDATE turns SET reason = ?, finished_at = ? WHERE reason = ''", loop.Interrupted, time.Now().Unix())
+	if err := restore(tx); err != nil {
+		return err
+	}
+	const begun = `SELECT max(id) FROM turns t WHERE reason = '' AND EXISTS
+		(SELECT 1 FROM messages m WHERE m.turn = t.id AND m.role = 'assistant') GROUP BY prompt`
+	_, err := tx.Exec(`UPDATE turns SET active = id IN (` + begun + `) WHERE prompt IN (SELECT prompt FROM turns WHERE id IN (` + begun + `))`)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec("UPDATE turns SET reason = ?, finished_at = ? WHERE reason = ''", loop.Interrupted, time.Now().Unix())
 	return err
 }
 

@@ -433,6 +433,12 @@ func TestRepairAnswersCallsThatAKilledProcessLeft(t *testing.T) {
 		}
 		checkConsistent(t, got)
 	}
+	two := loop.Message{Role: loop.RoleAssistant, Parts: append([]loop.Part{{Kind: loop.KindCall, ID: "b", Name: "echo", Args: "{}"}}, asked.Parts...)}
+	got := loop.Repair([]loop.Message{two, answered, loop.UserMessage("y")}, "gone")
+	if len(got) != 3 || len(got[1].Parts) != 2 || got[1].Parts[0].Text != "gone" || got[1].Parts[1].Text == "gone" {
+		t.Errorf("of two calls one was answered: %v", got)
+	}
+	checkConsistent(t, got)
 }
 
 // Not parallel: it reads what the whole process allocates.

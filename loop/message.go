@@ -1,6 +1,9 @@
 package loop
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Role says who a message is from.
 type Role string
@@ -90,17 +93,30 @@ func (m Message) calls() []Call {
 // that says note. It returns history itself where nothing is missing.
 func Repair(history []Message, note string) []Message {
 	var out []Message
-	for i, m := range history {
-		calls := m.calls()
-		if len(calls) > 0 && (i+1 == len(history) || history[i+1].Role != RoleTool) {
-			if out == nil {
-				out = append(out, history[:i]...)
+	for i := 0; i < len(history); i++ {
+		if out != nil {
+			out = append(out, history[i])
+		}
+		calls, given := history[i].calls(), []Part(nil)
+		if i+1 < len(history) && history[i+1].Role == RoleTool {
+			given = history[i+1].Parts
+		}
+		results, whole := refuseAll(calls, note), true
+		for n, c := range calls {
+			at := slices.IndexFunc(given, func(p Part) bool { return p.ID == c.ID })
+			if whole = whole && at >= 0; at >= 0 {
+				results.Parts[n] = given[at]
 			}
-			out = append(out, m, refuseAll(calls, note))
+		}
+		if whole {
 			continue
 		}
-		if out != nil {
-			out = append(out, m)
+		if out == nil {
+			out = append(out, history[:i+1]...)
+		}
+		out = append(out, results)
+		if given != nil {
+			i++
 		}
 	}
 	if out == nil {

@@ -82,9 +82,11 @@ func benchPrompt(ctx context.Context, b *built, runs int) ([]row, error) {
 	}, gateway...), nil
 }
 
-// burst answers a number with that many events, sent at once.
+// burst answers a number with that many events, sent at once. Where a full stop follows it, every tenth
+// word ends a sentence.
 func burst(req modelserver.Request) modelserver.Answer {
-	count, err := strconv.Atoi(strings.TrimSpace(req.Last().Content))
+	number, sentences := strings.CutSuffix(req.Last().Content, ".")
+	count, err := strconv.Atoi(number)
 	if err != nil {
 		return modelserver.Answer{Status: http.StatusBadRequest, Text: "want a number"}
 	}
@@ -93,7 +95,11 @@ func burst(req modelserver.Request) modelserver.Answer {
 		fmt.Fprintf(&b, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":%s,"finish_reason":%s}]}`+"\n\n", delta, finish)
 	}
 	for i := range count {
-		chunk(fmt.Sprintf(`{"role":"assistant","content":"%d "}`, i), "null")
+		end := " "
+		if sentences && i%10 == 9 {
+			end = ". "
+		}
+		chunk(fmt.Sprintf(`{"role":"assistant","content":"%d%s"}`, i, end), "null")
 	}
 	chunk("{}", `"stop"`)
 	b.WriteString("data: [DONE]\n\n")

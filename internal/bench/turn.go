@@ -125,21 +125,22 @@ func runtimeEvents(ctx context.Context, b *built, runs int) (rows []row, err err
 		}
 		defer conn.Close()
 		c := agentv1.NewAgentRuntimeClient(conn)
-		cost := make(map[int]samples)
+		cost := make(map[string]samples)
 		for range runs {
-			for _, n := range []int{20, 1000, 10000} {
-				took, _, err := promptDirect(ctx, c, strconv.Itoa(n))
+			for _, prompt := range []string{"20", "1000", "10000", "1000.", "10000."} {
+				took, _, err := promptDirect(ctx, c, prompt)
 				if err != nil {
 					return err
 				}
-				cost[n] = append(cost[n], took)
+				cost[prompt] = append(cost[prompt], took)
 			}
 		}
-		per := func(n int, name string) row {
-			return row{Name: name, Value: us(cost[n].quantile(.5)) / float64(n), Unit: "us"}
+		per := func(n float64, prompt, name string) row {
+			return row{Name: name, Value: us(cost[prompt].quantile(.5)) / n, Unit: "us"}
 		}
-		thousand, ten := per(1000, "runtime, per event of 1,000 p50"), per(10000, "runtime, per event of 10,000 p50")
-		rows = []row{cost[20].row("runtime, turn of 20 events p50", .5), thousand, ten, ten.linear(thousand)}
+		thousand, ten := per(1000, "1000", "runtime, per event of 1,000 p50"), per(10000, "10000", "runtime, per event of 10,000 p50")
+		said, more := per(1000, "1000.", "runtime, per event of 1,000 in sentences p50"), per(10000, "10000.", "runtime, per event of 10,000 in sentences p50")
+		rows = []row{cost["20"].row("runtime, turn of 20 events p50", .5), thousand, ten, ten.linear(thousand), said, more, more.linear(said)}
 		return nil
 	})
 	return rows, err

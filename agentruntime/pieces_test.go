@@ -1,0 +1,76 @@
+package agentruntime_test
+
+// Invariant: while an answer comes, its sentences are in the database, in a number of writes that its
+// length bounds; once it is whole nothing of them is left. Worst inputs: an answer of nothing but very
+// short sentences, or of none; a number that looks like the end of one.
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/otters-sh/otters/agentruntime"
+	"github.com/otters-sh/otters/internal/modelserver"
+	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
+)
+
+// pieces are how many there are in the database, and how many bytes they have.
+func (a *agent) pieces() (count, size int) {
+	a.t.Helper()
+	db, err := sql.Open("sqlite", filepath.Join(a.root, "var/lib/sessions.db"))
+	if err == nil {
+		err = db.QueryRow("SELECT count(*), coalesce(sum(length(parts)), 0) FROM pieces").Scan(&count, &size)
+	}
+	if err := errors.Join(err, db.Close()); err != nil {
+		a.t.Fatal(err)
+	}
+	return count, size
+}
+
+func TestAnAnswerIsStoredInPiecesUntilItIsWhole(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{"short": strings.Repeat("x. ", 2000), "none": strings.Repeat("word ", 1200)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			release := make(chan struct{})
+			a := newAgent(t, "", modelserver.Script(modelserver.Answer{Pieces: strings.SplitAfter(text, " "), Hold: release}))
+			c := a.serve()
+			heard := 0
+			_, err := stream(context.Background(), c, "s", "go", func(e *agentv1.ChatStreamEvent) {
+				if e.GetType() != "text.delta" {
+					return
+				}
+				if heard += len(e.GetContent()); heard != len(text) {
+					return
+				}
+				count, size := a.pieces()
+				if most := 64 + len(text)/64; count < len(text)/1100 || count > most || size < len(text)-1024 {
+					t.Errorf("%d pieces of %d bytes, at most %d of %d", count, size, most, len(text))
+				}
+				close(release)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			msgs := messages(t, c, "s")
+			if n, _ := a.pieces(); n != 0 || len(msgs) != 2 || !strings.Contains(msgs[1].GetContent(), text) {
+				t.Errorf("%d pieces are left, messages %v", n, msgs)
+			}
+		})
+	}
+}
+
+func TestTheEndOfASentence(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"It is.": true, "so. And": true, "why?": true, "“so!” he": true, "line\n": true, "終わり。次": true, "well… yes": true, "*so.*": true,
+		"": false, "word ": false, "3.14 and": false, "v1.2": false, "a, b": false, "www.example": false,
+	} {
+		if got := agentruntime.EndsSentence(text); got != want {
+			t.Errorf("%q: %t", text, got)
+		}
+	}
+}
