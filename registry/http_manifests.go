@@ -126,8 +126,22 @@ func (x *exchange) created(kind string, d digest.Digest) {
 	x.replyEmpty(http.StatusCreated)
 }
 
-// send answers with content. Ranges, conditions and HEAD are the standard library's; files go by
-// sendfile.
+// copyFrom is the size of a file from which on it is copied to the connection, through copyBuffers,
+// rather than handed to the kernel: the caller would be the one to wait for all of it to come from
+// memory, while copying has the processors share that. A smaller file is in their caches.
+const copyFrom = 4 << 20
+
+// copied hands no file to the kernel.
+type copied struct{ http.ResponseWriter }
+
+func (c copied) ReadFrom(r io.Reader) (int64, error) {
+	buf := copyBuffers.Get().(*[]byte)
+	defer copyBuffers.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{c.ResponseWriter}, struct{ io.Reader }{r}, *buf)
+}
+
+// send answers with content. Ranges, conditions and HEAD are the standard library's; files below
+// copyFrom go by sendfile.
 func (x *exchange) send(f *found, contentType string) error {
 	var content io.ReadSeeker = sizeOnly(f.size)
 	if x.r.Method == http.MethodHead {
@@ -151,6 +165,10 @@ func (x *exchange) send(f *found, contentType string) error {
 	// What was pushed must not act as a page, whatever type it was given.
 	header.Set("Content-Security-Policy", "default-src 'none'; sandbox")
 	x.answerWithin(f.size)
-	http.ServeContent(x.w, x.r, "", noTime, content)
+	w := x.w
+	if f.size >= copyFrom {
+		w = copied{w}
+	}
+	http.ServeContent(w, x.r, "", noTime, content)
 	return nil
 }

@@ -19,11 +19,11 @@ import (
 // The kernel is told to start on a file while it is written, so that the sync at the end finds little
 // left: each time writeBack bytes came, and more for each writer of the store beyond a few. Of many
 // files that are written at once, small steps would lie in pieces between each other on the disk, which
-// costs it up to half its rate.
+// costs it up to half its rate; with manyWriters the kernel has begun by itself, and knows better.
 const (
-	writeBack     = 512 << 10
-	mostWriteBack = 8 << 20
-	fewWriters    = 4
+	writeBack   = 512 << 10
+	fewWriters  = 4
+	manyWriters = 16
 )
 
 // copyBuffers hold what passes from a reader into a file.
@@ -62,9 +62,13 @@ func (g *ingest) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// writeBackStep is how much of a file is written before the kernel is told.
+// writeBackStep is how much of a file is written before the kernel is told; 0 is never.
 func (s *Store) writeBackStep() int64 {
-	return min(writeBack*max(1, s.writing.Load()/fewWriters), mostWriteBack)
+	writers := s.writing.Load()
+	if writers >= manyWriters {
+		return 0
+	}
+	return writeBack * max(1, writers/fewWriters)
 }
 
 func (g *ingest) toFile(p []byte) error {
@@ -83,7 +87,7 @@ func (g *ingest) toFile(p []byte) error {
 	if _, err := g.file.Write(p); err != nil {
 		return err
 	}
-	if n := g.size + int64(len(p)); n-g.started >= g.store.writeBackStep() {
+	if n, step := g.size+int64(len(p)), g.store.writeBackStep(); step > 0 && n-g.started >= step {
 		startWriteBack(g.file, g.started, n-g.started)
 		g.started = n
 	}

@@ -17,10 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sync/errgroup"
-
-	"github.com/otters-sh/otters/registry"
 )
 
 // registryServer is one of the servers that the same client drives.
@@ -56,14 +52,14 @@ func benchRegistry(ctx context.Context, b *built, runs int) ([]row, error) {
 			_ = s.cmd.Wait()
 		}
 	}()
-	for name, args := range map[string][]string{
-		"otters":       {b.path("ottersd"), "registry", "serve", "--log-level", "error", "--home"},
-		"distribution": {b.path("peers"), "distribution"},
-		"ggcr":         {b.path("peers"), "ggcr"},
+	for _, args := range [][]string{
+		{"otters", b.path("ottersd"), "registry", "serve", "--log-level", "error", "--home"},
+		{"distribution", b.path("peers"), "distribution"},
+		{"ggcr", b.path("peers"), "ggcr"},
 	} {
-		s, err := startRegistry(ctx, name, filepath.Join(scratch, name), args)
+		s, err := startRegistry(ctx, args[0], filepath.Join(scratch, args[0]), args[1:])
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, fmt.Errorf("%s: %w", args[0], err)
 		}
 		servers = append(servers, s)
 	}
@@ -208,84 +204,4 @@ func hashRate() float64 {
 	started := time.Now()
 	sha256.Sum256(data)
 	return float64(len(data)) / 1e6 / time.Since(started).Seconds()
-}
-
-// growthTags is how many tags a repository has in the rows about growth.
-const growthTags = 100_000
-
-// growth measures ours alone: the start with an empty store and with many contents, and pushes of
-// tagged manifests to a repository with few tags and with many.
-func growth(ctx context.Context, b *built, dir string) ([]row, error) {
-	args := []string{b.path("ottersd"), "registry", "serve", "--log-level", "error", "--home"}
-	measure := func(what string) ([]row, error) {
-		started := time.Now()
-		s, err := startRegistry(ctx, "otters", dir, args)
-		if err != nil {
-			return nil, err
-		}
-		took := time.Since(started)
-		defer func() {
-			_ = s.cmd.Process.Kill()
-			_ = s.cmd.Wait()
-		}()
-		l := &registryLoad{ctx: ctx, servers: []*registryServer{s}, budget: time.Second}
-		config, err := l.config(s)
-		if err != nil {
-			return nil, err
-		}
-		done, err := l.run(s, 1, func(n int64) error {
-			return l.putManifest(s, config, fmt.Sprintf("grow-%s-%d", strings.ReplaceAll(what, " ", ""), n), n, "")
-		})
-		if err != nil {
-			return nil, err
-		}
-		return []row{
-			{Name: "start, " + what, Value: ms(took), Unit: "ms"},
-			done.row("tagged manifest PUT, "+what, 0),
-		}, nil
-	}
-	few, err := measure("few tags")
-	if err != nil {
-		return nil, err
-	}
-	if err := fill(ctx, filepath.Join(dir, "registry")); err != nil {
-		return nil, err
-	}
-	many, err := measure(fmt.Sprintf("%d tags", growthTags))
-	if err != nil {
-		return nil, err
-	}
-	many[0] = many[0].over(few[0], 1.5)
-	many[1] = many[1].atLeast(few[1], 0.8)
-	return append(few, many...), nil
-}
-
-// fill tags one manifest very often, and pushes as many contents.
-func fill(ctx context.Context, dir string) error {
-	store, err := registry.Open(dir, registry.Options{})
-	if err != nil {
-		return err
-	}
-	repo, err := store.Repository("bench")
-	if err != nil {
-		return errors.Join(err, store.Close())
-	}
-	var desc = descriptor("application/octet-stream", []byte("{}"))
-	manifest := manifestOf(desc, 0, "")
-	root := descriptor(mediaTypeManifest, manifest)
-	if err := repo.Push(ctx, root, bytes.NewReader(manifest)); err != nil {
-		return errors.Join(err, store.Close())
-	}
-	var group errgroup.Group
-	group.SetLimit(256)
-	for i := range growthTags {
-		group.Go(func() error {
-			blob := []byte(fmt.Sprint("blob ", i))
-			if err := repo.Push(ctx, descriptor("application/octet-stream", blob), bytes.NewReader(blob)); err != nil {
-				return err
-			}
-			return repo.Tag(ctx, root, fmt.Sprintf("fill%06d", i))
-		})
-	}
-	return errors.Join(group.Wait(), store.Close())
 }

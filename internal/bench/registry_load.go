@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding"
@@ -30,22 +31,40 @@ type registryLoad struct {
 	scratch string
 	// budget is how long a row runs, unless its requests are few and large.
 	budget time.Duration
-	next   atomic.Int64 // makes content unique
+	// turn is which server begins; each round it is another.
+	turn int
+	next atomic.Int64 // makes content unique
 }
 
 // measured is what came of one row.
 type measured struct {
 	samples samples
 	took    time.Duration
+	times   samples // of all rounds
 }
 
 // row tells requests per second, or MB/s where each request carries size bytes of interest.
 func (m measured) row(name string, size int64) row {
-	r := row{Name: name, Value: float64(len(m.samples)) / m.took.Seconds(), Unit: "1/s", P50: ms(m.samples.quantile(0.5)), P99: ms(m.samples.quantile(0.99))}
+	r := row{Name: name, Value: float64(len(m.samples)) / m.took.Seconds(), Unit: "1/s", P50: ms(m.times.quantile(0.5)), P99: ms(m.times.quantile(0.99))}
 	if size > 0 {
 		r.Value, r.Unit = r.Value*float64(size)/1e6, "MB/s"
 	}
 	return r
+}
+
+// rowRounds is how often each row of each server is measured; the median counts.
+const rowRounds = 3
+
+// median is the round whose rate is in the middle, with the times of all.
+func median(rounds []measured) measured {
+	slices.SortFunc(rounds, func(a, b measured) int {
+		return cmp.Compare(float64(len(a.samples))/a.took.Seconds(), float64(len(b.samples))/b.took.Seconds())
+	})
+	m := rounds[len(rounds)/2]
+	for _, r := range rounds {
+		m.times = append(m.times, r.samples...)
+	}
+	return m
 }
 
 // run has clients make requests until the budget is used up, each at least one. n differs between all
@@ -80,10 +99,11 @@ func (l *registryLoad) run(s *registryServer, clients int, request func(n int64)
 	return m, first
 }
 
-// each measures one kind of request on all servers with all numbers of clients. Ours is to be first
-// among those that make writes durable; ggcr is no such. floor measures the machine before the requests
-// of a number of clients, where it is not nil.
-func (l *registryLoad) each(name string, size int64, floor func(clients int) error, request func(s *registryServer, n int64) error) ([]row, error) {
+// each measures one kind of request on all servers with all numbers of clients: some times, which another
+// server begins each time, so that none has the machine always in the state the same other left it in.
+// Ours is to be first among those that make writes durable; ggcr is no such. floor measures the machine
+// before the requests of a number of clients, where it is not nil.
+func (l *registryLoad) each(name string, size int64, times int, floor func(clients int) error, request func(s *registryServer, n int64) error) ([]row, error) {
 	var rows []row
 	for _, clients := range clientCounts {
 		if floor != nil {
@@ -91,13 +111,21 @@ func (l *registryLoad) each(name string, size int64, floor func(clients int) err
 				return nil, err
 			}
 		}
-		byServer := map[string]row{}
-		for _, s := range l.servers {
-			m, err := l.run(s, clients, func(n int64) error { return request(s, n) })
-			if err != nil {
-				return nil, err
+		rounds := map[string][]measured{}
+		for range times {
+			for i := range l.servers {
+				s := l.servers[(i+l.turn)%len(l.servers)]
+				m, err := l.run(s, clients, func(n int64) error { return request(s, n) })
+				if err != nil {
+					return nil, err
+				}
+				rounds[s.name] = append(rounds[s.name], m)
 			}
-			byServer[s.name] = m.row(fmt.Sprintf("%s, %d clients: %s", name, clients, s.name), size)
+			l.turn++
+		}
+		byServer := map[string]row{}
+		for server, of := range rounds {
+			byServer[server] = median(of).row(fmt.Sprintf("%s, %d clients: %s", name, clients, server), size)
 		}
 		ours, ok := byServer["otters"]
 		if durable, has := byServer["distribution"]; ok && has {
@@ -150,7 +178,11 @@ func (l *registryLoad) transfers(name string, size int, perSecond bool, floor fu
 	}
 	var mu sync.Mutex
 	pushed := map[*registryServer]string{}
-	rows, err := l.each("push "+name, unit, floor, func(s *registryServer, n int64) error {
+	times := rowRounds
+	if size > 1<<20 {
+		times = 1 // more would fill the disk
+	}
+	rows, err := l.each("push "+name, unit, times, floor, func(s *registryServer, n int64) error {
 		d, body, err := made.blob(n)
 		if err == nil {
 			err = s.push(l.ctx, d, int64(size), body)
@@ -163,7 +195,7 @@ func (l *registryLoad) transfers(name string, size int, perSecond bool, floor fu
 	if err != nil {
 		return nil, err
 	}
-	more, err := l.each("pull "+name, unit, nil, func(s *registryServer, _ int64) error {
+	more, err := l.each("pull "+name, unit, rowRounds, nil, func(s *registryServer, _ int64) error {
 		_, err := s.do(l.ctx, http.MethodGet, "/v2/bench/blobs/"+pushed[s], 0, nil, "")
 		return err
 	})
@@ -256,11 +288,11 @@ func (l *registryLoad) manifests() ([]row, error) {
 			return nil, err
 		}
 	}
-	rows, err := l.each("manifest PUT", 0, nil, func(s *registryServer, n int64) error { return l.putManifest(s, config, "", n, "") })
+	rows, err := l.each("manifest PUT", 0, rowRounds, nil, func(s *registryServer, n int64) error { return l.putManifest(s, config, "", n, "") })
 	if err != nil {
 		return nil, err
 	}
-	more, err := l.each("manifest GET", 0, nil, func(s *registryServer, _ int64) error {
+	more, err := l.each("manifest GET", 0, rowRounds, nil, func(s *registryServer, _ int64) error {
 		_, err := s.do(l.ctx, http.MethodGet, "/v2/bench/manifests/one", 0, nil, "")
 		return err
 	})
@@ -300,7 +332,7 @@ func (l *registryLoad) tags() ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.each("tags list of 10,000", 0, nil, func(s *registryServer, _ int64) error {
+	return l.each("tags list of 10,000", 0, rowRounds, nil, func(s *registryServer, _ int64) error {
 		_, err := s.do(l.ctx, http.MethodGet, "/v2/bench/tags/list", 0, nil, "")
 		return err
 	})
@@ -316,7 +348,7 @@ func (l *registryLoad) referrers() ([]row, error) {
 		return nil, err
 	}
 	some := &registryLoad{ctx: l.ctx, servers: with, budget: l.budget}
-	return some.each("referrers list of 1,000", 0, nil, func(s *registryServer, _ int64) error {
+	return some.each("referrers list of 1,000", 0, rowRounds, nil, func(s *registryServer, _ int64) error {
 		_, err := s.do(l.ctx, http.MethodGet, "/v2/bench/referrers/"+subject.String(), 0, nil, "")
 		return err
 	})
