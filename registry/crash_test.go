@@ -15,8 +15,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 	"oras.land/oras-go/v2/content"
@@ -40,98 +40,64 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-const (
-	crashWorkers = 4
-	crashTags    = 3
-)
-
-// crashImage is image n of a worker: a config, a small and a large layer. Neighbours share blobs.
-func crashImage(worker, n int) (manifest []byte, blobs [][]byte) {
-	blobs = [][]byte{
-		[]byte(fmt.Sprintf(`{"worker":%d,"n":%d}`, worker, n)),
-		[]byte(fmt.Sprintf("small %d", n/3)),
-		bytes.Repeat([]byte(fmt.Sprintf("large %d %d\n", worker, n/2)), 12000),
-	}
-	var descs []ocispec.Descriptor
-	for _, b := range blobs {
-		descs = append(descs, content.NewDescriptorFromBytes("application/octet-stream", b))
-	}
-	return image(descs[0], descs[1:], nil, map[string]string{"n": fmt.Sprint(worker, "-", n)}), blobs
-}
-
-// victim changes a store until it is killed. Before and after each change of a tag it says so:
-// "begin" or "done", the tag, and the image it is to name, or -1 for none; "fail" where it could not.
-func victim(dir string) error {
-	ctx := context.Background()
-	s, err := registry.Open(dir, registry.Options{})
-	if err != nil {
-		return err
-	}
-	failed := make(chan error, crashWorkers+1)
-	for w := range crashWorkers {
-		go func() { failed <- change(ctx, s, w) }()
-	}
-	go func() {
-		for {
-			// What earlier lives left is old enough to go, what this one pushes is not.
-			if _, err := s.Collect(ctx, registry.CollectOptions{Grace: time.Second}); err != nil {
-				failed <- err
-				return
-			}
-		}
-	}()
-	return <-failed
-}
-
-func change(ctx context.Context, s *registry.Store, worker int) error {
-	name := fmt.Sprintf("crash/w%d", worker)
-	repo, err := s.Repository(name)
-	if err != nil {
-		return err
-	}
-	for {
-		tag, n := rand.IntN(crashTags), rand.IntN(1000)
-		if rand.IntN(3) == 0 {
-			n = -1
-		}
-		fmt.Printf("begin %s:t%d %d\n", name, tag, n)
-		if n >= 0 {
-			err = pushCrashImage(ctx, repo, worker, n, fmt.Sprintf("t%d", tag))
-		} else {
-			err = repo.Untag(ctx, fmt.Sprintf("t%d", tag))
-		}
-		switch {
-		case err == nil:
-			fmt.Printf("done %s:t%d %d\n", name, tag, n)
-		case errors.Is(err, errdef.ErrNotFound):
-			// There was no tag, or the machine was so slow that a blob outlived its grace.
-			fmt.Printf("fail %s:t%d %d\n", name, tag, n)
-		default:
-			return err
-		}
-	}
-}
-
-func pushCrashImage(ctx context.Context, repo *registry.Repository, worker, n int, tag string) error {
-	manifest, blobs := crashImage(worker, n)
-	for _, b := range blobs {
-		err := repo.Push(ctx, content.NewDescriptorFromBytes("application/octet-stream", b), bytes.NewReader(b))
-		if err != nil && !errors.Is(err, errdef.ErrAlreadyExists) {
-			return err
-		}
-	}
-	desc := content.NewDescriptorFromBytes(ocispec.MediaTypeImageManifest, manifest)
-	if err := repo.Push(ctx, desc, bytes.NewReader(manifest)); err != nil && !errors.Is(err, errdef.ErrAlreadyExists) {
-		return err
-	}
-	return repo.Tag(ctx, desc, tag)
-}
-
 // expectation is what a tag may name: what was acknowledged last, or what was under way.
 type expectation struct{ done, begun int }
 
-// R11: killed at any instant during pushes, deletes and collections, the store opens again, is
-// consistent, and has every tag as it was acknowledged or as it was being made, whole.
+// ledger is what the victim was heard to say: of tags, and of the manifests, each "repository n", that were
+// deleted by digest and not pushed since.
+type ledger struct {
+	tags map[string]expectation
+	gone map[string]bool
+}
+
+// hear takes a line of the victim and tells whether it acknowledges a change.
+func (l *ledger) hear(line string) bool {
+	var verb, what string
+	var n int
+	if _, err := fmt.Sscanf(line, "%s %s %d", &verb, &what, &n); err != nil {
+		return false // the last line, cut off
+	}
+	if strings.Contains(what, ":") {
+		return l.hearOfTag(verb, what, n)
+	}
+	for ref, e := range l.tags {
+		if !strings.HasPrefix(ref, what+":") || e.done != n {
+			continue
+		}
+		switch verb {
+		case "begin":
+			e.begun = -1
+		case "done":
+			e = expectation{-1, -1}
+		case "fail":
+			e.begun = e.done
+		}
+		l.tags[ref] = e
+	}
+	if verb == "done" {
+		l.gone[fmt.Sprint(what, " ", n)] = true
+	}
+	return verb == "done"
+}
+
+func (l *ledger) hearOfTag(verb, ref string, n int) bool {
+	e := l.tags[ref]
+	switch verb {
+	case "begin":
+		e.begun = n
+		delete(l.gone, fmt.Sprint(strings.Split(ref, ":")[0], " ", n))
+	case "done":
+		e = expectation{n, n}
+	case "fail":
+		e.begun = e.done
+	}
+	l.tags[ref] = e
+	return verb == "done"
+}
+
+// R11: killed at any instant during pushes in one piece and in chunks, deletes by tag and by digest, and
+// collections, the store opens again, is consistent, and has every tag as it was acknowledged or as it
+// was being made, whole; and a manifest that was deleted is not there.
 func TestR11KilledStoreLosesNothingAcknowledged(t *testing.T) {
 	t.Parallel()
 	rounds := 4
@@ -142,10 +108,10 @@ func TestR11KilledStoreLosesNothingAcknowledged(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	want := map[string]expectation{}
+	want := &ledger{tags: map[string]expectation{}, gone: map[string]bool{}}
 	for w := range crashWorkers {
 		for tag := range crashTags {
-			want[fmt.Sprintf("crash/w%d:t%d", w, tag)] = expectation{-1, -1}
+			want.tags[fmt.Sprintf("crash/w%d:t%d", w, tag)] = expectation{-1, -1}
 		}
 	}
 	changes := 0
@@ -156,11 +122,11 @@ func TestR11KilledStoreLosesNothingAcknowledged(t *testing.T) {
 			t.Fatalf("in round %d", round)
 		}
 	}
-	t.Logf("%d kills, %d acknowledged changes", rounds, changes)
+	t.Logf("%d kills, %d acknowledged changes, %d manifests deleted and gone", rounds, changes, len(want.gone))
 }
 
 // liveAndDie runs the victim until it has made some changes and kills it at a random instant.
-func liveAndDie(t *testing.T, dir string, want map[string]expectation) int {
+func liveAndDie(t *testing.T, dir string, want *ledger) int {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -181,22 +147,9 @@ func liveAndDie(t *testing.T, dir string, want map[string]expectation) int {
 	var kill sync.Once
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
-		var verb, tag string
-		var n int
-		if _, err := fmt.Sscanf(lines.Text(), "%s %s %d", &verb, &tag, &n); err != nil {
-			continue // the last line, cut off
-		}
-		e := want[tag]
-		switch verb {
-		case "begin":
-			e.begun = n
-		case "done":
-			e = expectation{n, n}
+		if want.hear(lines.Text()) {
 			changes++
-		case "fail":
-			e.begun = e.done
 		}
-		want[tag] = e
 		if changes == killAt {
 			kill.Do(func() {
 				if err := cmd.Process.Kill(); err != nil {
@@ -213,7 +166,7 @@ func liveAndDie(t *testing.T, dir string, want map[string]expectation) int {
 }
 
 // survive opens the store again, checks it and compares its tags.
-func survive(t *testing.T, dir string, want map[string]expectation) {
+func survive(t *testing.T, dir string, want *ledger) {
 	t.Helper()
 	s, err := registry.Open(dir, registry.Options{})
 	if err != nil {
@@ -225,16 +178,27 @@ func survive(t *testing.T, dir string, want map[string]expectation) {
 		}
 	}()
 	wantConsistent(t, s)
-	for ref, e := range want {
+	for ref, e := range want.tags {
 		got := tagged(t, s, ref, e)
-		want[ref] = expectation{got, got}
+		want.tags[ref] = expectation{got, got}
+	}
+	for what := range want.gone {
+		var worker, n int
+		if _, err := fmt.Sscanf(what, "crash/w%d %d", &worker, &n); err != nil {
+			t.Fatal(err)
+		}
+		manifest, _ := crashImage(worker, n)
+		ref := fmt.Sprintf("crash/w%d@%s", worker, digest.FromBytes(manifest))
+		if _, err := s.Resolve(context.Background(), ref); !errors.Is(err, errdef.ErrNotFound) {
+			t.Errorf("%s was deleted and is back: %v", ref, err)
+		}
 	}
 	refs, err := s.References(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, ref := range refs {
-		if _, ok := want[ref]; !ok {
+		if _, ok := want.tags[ref]; !ok {
 			t.Errorf("unknown tag %s", ref)
 		}
 	}
