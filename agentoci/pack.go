@@ -315,7 +315,7 @@ func (b BinImage) manifest(parts *stage, l Layer, usage *ocispec.Descriptor) (oc
 	if err != nil {
 		return none, err
 	}
-	desc.ArtifactType = ArtifactTypeBin
+	// An entry of the index says no artifact type: skopeo 1.9 would write the index anew without it.
 	platform := l.Platform
 	desc.Platform = &platform
 	return desc, nil

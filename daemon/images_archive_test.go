@@ -298,7 +298,7 @@ func TestOrasCopiesOutAndIn(t *testing.T) {
 	t.Parallel()
 	d, e := boot(t, newHome(t)), newElsewhere(t)
 	d.image("guide:1", guide)
-	archive, err := d.save("guide:1")
+	archive, err := d.save("guide:1", "otters/tools/cat")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,6 +322,9 @@ func TestOrasCopiesOutAndIn(t *testing.T) {
 	if out, err := d.pull(e.host + "/copied:1"); err != nil || out.digest != d.digest("guide:1") {
 		t.Error(out, err)
 	}
+	if desc, err := oras.Copy(t.Context(), layout, "otters/tools/cat:latest", repo, "cat", oras.DefaultCopyOptions); err != nil || desc.Digest.String() != d.digest("otters/tools/cat") {
+		t.Error(desc, err)
+	}
 	// What oras writes is loaded.
 	dir := t.TempDir()
 	back, err := oci.New(dir)
@@ -338,6 +341,56 @@ func TestOrasCopiesOutAndIn(t *testing.T) {
 	}
 	if r, err := d.load(packed.Bytes()); err != nil || len(r.GetImages()) != 1 || d.digest("back:1") != d.digest("guide:1") {
 		t.Error(r, err)
+	}
+}
+
+// craneReadsTheArchive pushes what save wrote, unpacked, as crane push does with a folder. The archive itself
+// crane takes for a tarball of docker's form, which it is not.
+func (d *testDaemon) craneReadsTheArchive(to, name string) {
+	d.t.Helper()
+	archive, err := d.save(name)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	file, dir := filepath.Join(d.t.TempDir(), "saved.tar"), d.t.TempDir()
+	if err := os.WriteFile(file, archive, 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+	if _, err := crane.Load(file); err == nil {
+		d.t.Error("crane reads the archive as it is; docs/image-format.md says that it does not")
+	}
+	entries(d.t, archive, func(h *tar.Header, body []byte) []byte {
+		path := filepath.Join(dir, h.Name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, body, 0o600)); err != nil {
+			d.t.Fatal(err)
+		}
+		return body
+	})
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	m, err := index.IndexManifest()
+	if err != nil || len(m.Manifests) != 1 {
+		d.t.Fatal(m, err)
+	}
+	ref, err := crname.ParseReference(to, crname.Insecure)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if hash := m.Manifests[0].Digest; m.Manifests[0].MediaType.IsIndex() {
+		inner, err := index.ImageIndex(hash)
+		if err := errors.Join(err, crremote.WriteIndex(ref, inner)); err != nil {
+			d.t.Error(err)
+		}
+	} else {
+		img, err := index.Image(hash)
+		if err := errors.Join(err, crremote.Write(ref, img)); err != nil {
+			d.t.Error(err)
+		}
+	}
+	if got, err := crane.Digest(to, crane.Insecure); err != nil || got != d.digest(name) {
+		d.t.Errorf("%s out of its archive is %s, %v; want %s", name, got, err, d.digest(name))
 	}
 }
 
@@ -392,6 +445,7 @@ func TestCraneCopiesOutAndIn(t *testing.T) {
 		if r, err := d.load(packed.Bytes()); err != nil || len(r.GetImages()) != 1 || r.GetImages()[0].GetDigest() != want {
 			t.Errorf("%s: %v, %v; want %s", name, r, err, want)
 		}
+		d.craneReadsTheArchive(e.host+"/saved/"+image+":1", name)
 		// And into ours.
 		back := d.Registry() + "/back/" + image + ":1"
 		if err := crane.Tag(here, "again", own...); err != nil {

@@ -210,6 +210,15 @@ func (m *machine) otherPrograms(t *testing.T, archive, host, digest string) {
 		if got := m.must("image", "load", "-i", back); got.out != "skopeo:1 "+digest+"\n" {
 			t.Errorf("%+v; want %s", got, digest)
 		}
+		// An index goes whole with --all.
+		tool := filepath.Join(t.TempDir(), "cat.tar")
+		m.must("image", "save", "-o", tool, "otters/tools/cat")
+		copyWith("skopeo", "--policy", policy, "copy", "--all", "--preserve-digests", "--dest-tls-verify=false", "oci-archive:"+tool+":otters/tools/cat:latest", "docker://"+host+"/skopeo/cat:1")
+		want := m.must("image", "tag", "otters/tools/cat", "copied").out
+		if got := m.must("image", "pull", host+"/skopeo/cat:1"); strings.Fields(got.out)[1] != strings.Fields(want)[1] {
+			t.Errorf("%+v; want %s", got, want)
+		}
+		m.must("image", "rm", "copied", host+"/skopeo/cat:1")
 	}
 	if _, err := exec.LookPath("crane"); err == nil {
 		copyWith("crane", "copy", "--insecure", host+"/team/guide:1", host+"/crane/guide:1")
