@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"go/parser"
+	"go/token"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -183,7 +185,7 @@ func TestTheGuideNamesEveryTool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := regexp.MustCompile("(?m)^\\| `([a-z]+)` \\| (.*) \\|$").FindAllStringSubmatch(string(guide), -1)
+	rows := regexp.MustCompile("(?m)^\\| `([a-z]+)` \\| (.*) \\| (.+) \\|$").FindAllStringSubmatch(string(guide), -1)
 	all := tools()
 	if len(rows) != len(all) {
 		t.Fatalf("%d rows for %d tools", len(rows), len(all))
@@ -197,5 +199,46 @@ func TestTheGuideNamesEveryTool(t *testing.T) {
 		if _, ok := find(m[1]); !ok || m[2] != "otters/tools/"+m[1] {
 			t.Errorf("%s: no such tool", m[0])
 		}
+	}
+}
+
+// The guide names every library that the tools are made of.
+func TestTheGuideNamesEveryLibrary(t *testing.T) {
+	t.Parallel()
+	guide, err := os.ReadFile("../../docs/tools.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, spec := range parsed.Imports {
+			parts := strings.Split(strings.Trim(spec.Path.Value, `"`), "/")
+			host, name := parts[0], strings.Join(parts[:min(3, len(parts))], "/")
+			switch {
+			case host == "gopkg.in":
+				name = parts[1]
+			case host == "mvdan.cc":
+				name = host + "/" + parts[1]
+			case host != "github.com" || parts[2] == "pflag" || parts[1] == "otters-sh":
+				continue
+			}
+			if found++; !strings.Contains(string(guide), name) {
+				t.Errorf("%s: %s is not in docs/tools.md", file, name)
+			}
+		}
+	}
+	if found < 6 {
+		t.Errorf("%d imports of libraries", found)
 	}
 }
