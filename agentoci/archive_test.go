@@ -18,7 +18,8 @@ import (
 // it is larger than everything.
 //
 // The cases P1 to P12 are those of here, bin_test.go, build_test.go, layout_test.go and, for P12, of
-// package client. There is no P7, and no P11: that is of bundles of skills, which no image has.
+// package client. There is no P7. P11, a bundle of skills, comes in as such an archive too; what the
+// runtime reads of one is in package agentruntime.
 
 func TestArchiveRefuses(t *testing.T) {
 	t.Parallel()
@@ -44,6 +45,7 @@ func TestArchiveRefuses(t *testing.T) {
 		"P4 an empty name":                  {[]item{{Header: &tar.Header{Typeflag: tar.TypeReg}}}, "no name", []item{dir("./")}},
 		"P4 the name .":                     {[]item{file(".", "")}, "twice", []item{dir(".")}},
 		"P4 the name ..":                    {[]item{dir("..")}, "..", []item{dir("...")}},
+		"P4 a folder that is a symlink up":  {[]item{symlink("a", ".."), file("a/b", "x")}, `lies below "a"`, []item{symlink("a", ".."), file("b", "x")}},
 		"P4 a folder replaced by a symlink": {[]item{dir("a"), symlink("a", "/etc")}, "twice", []item{dir("a"), dir("a/")}},
 		"P5 a device":                       {[]item{special(tar.TypeChar, "a")}, "a device", []item{file("a", "x")}},
 		"P5 a FIFO":                         {[]item{special(tar.TypeFifo, "a")}, "a FIFO", []item{dir("a")}},
@@ -62,6 +64,22 @@ func TestArchiveRefuses(t *testing.T) {
 			continue
 		}
 		a.Close()
+	}
+}
+
+// P4: a name that package tar writes for no file.
+func TestArchiveP4AFileWithTheNameOfAFolder(t *testing.T) {
+	t.Parallel()
+	for name, is := range map[string]error{"a/": ErrUnsafe, "a": nil} {
+		f := file("x", "x")
+		f.Format, f.PAXRecords = tar.FormatPAX, map[string]string{"pXth": name}
+		a, err := ReadArchive(t.Context(), bytes.NewReader(bytes.ReplaceAll(archive(t, f), []byte("pXth="), []byte("path="))), ArchiveOptions{Dir: t.TempDir()})
+		if !errors.Is(err, is) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			a.Close()
+		}
 	}
 }
 

@@ -2,7 +2,7 @@ package agentruntime_test
 
 // Invariant: the model knows every good skill and reads no file beside them; a bad one is left out
 // with a reason and costs no other; the system prompt has one order, and past its budget that is told.
-// Worst inputs: a skill that is a link or a pipe, front matter of any shape, a path that leads out.
+// Worst inputs: a skill that is a link or a pipe, front matter of any shape, a path that leads out (P11).
 
 import (
 	"bytes"
@@ -57,6 +57,7 @@ func (j *journal) String() string {
 	return j.buf.String()
 }
 
+// P11: by no path and no link does the model read beside a skill.
 func TestSkillsAreListedAndReadOnDemand(t *testing.T) {
 	t.Parallel()
 	reads := []string{
