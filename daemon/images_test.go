@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	otherregistry "github.com/google/go-containerregistry/pkg/registry"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -39,6 +40,9 @@ type elsewhere struct {
 	cutPush atomic.Int32
 	// wrong changes the bytes of every blob.
 	wrong atomic.Bool
+	// together keeps each blob back, asked for or sent, until so many are under way at once.
+	together atomic.Int32
+	underWay atomic.Int32
 
 	mu    sync.Mutex
 	asked []string
@@ -61,6 +65,12 @@ func newElsewhere(t *testing.T) *elsewhere {
 		blob := r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:")
 		if blob {
 			w.Header().Set("Accept-Ranges", "bytes")
+		}
+		if n := e.together.Load(); n > 0 && (blob || r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/blobs/")) {
+			e.underWay.Add(1)
+			for ctx := r.Context(); e.underWay.Load() < n && ctx.Err() == nil; {
+				time.Sleep(time.Millisecond)
+			}
 		}
 		switch {
 		case r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/blobs/") && r.ContentLength > 1<<20-1 && e.cutPush.Add(-1) >= 0:
@@ -174,6 +184,8 @@ func TestPushAndPull(t *testing.T) {
 	d.image("guide", guide)
 	want := d.digest("guide")
 	name := e.host + "/team/guide:1"
+	// The config and the layers move at once: none of the first three is answered before the third came.
+	e.together.Store(3)
 	out, err := d.push("guide", name)
 	if err != nil || out.digest != want || out.ref != name || out.states["done"] == 0 {
 		t.Fatalf("%+v %v; want %s", out, err, want)
@@ -181,10 +193,14 @@ func TestPushAndPull(t *testing.T) {
 	if out, err = d.push("guide", name); err != nil || out.states["done"] != 0 || out.states["exists"] == 0 {
 		t.Errorf("a second push sent something: %+v %v", out, err)
 	}
+	if n := e.underWay.Swap(0); n < 3 {
+		t.Errorf("%d blobs were sent; the test shows nothing", n)
+	}
 	other := boot(t, newHome(t))
-	if out, err = other.pull(name); err != nil || out.digest != want || out.ref != name {
+	if out, err = other.pull(name); err != nil || out.digest != want || out.ref != name || e.underWay.Load() < 3 {
 		t.Fatalf("%+v %v", out, err)
 	}
+	e.together.Store(0)
 	list, err := other.api.ListImages(t.Context(), &daemonv1.ListImagesRequest{})
 	if err != nil || !slices.ContainsFunc(list.GetImages(), func(i *daemonv1.Image) bool { return i.GetReference() == name && i.GetDigest() == want }) {
 		t.Errorf("not listed as it is named: %v %v", list, err)
