@@ -197,7 +197,7 @@ func attacks() []attack {
 	var all []attack
 	for _, more := range [][]attack{
 		fileAttacks(), metadataAttacks(), stateAttacks(), mountAttacks(), deviceAttacks(), processAttacks(), privilegeAttacks(),
-		kernelAttacks(), archAttacks(), namespaceAttacks(), inheritanceAttacks(), socketAttacks(), localAttacks(), bindAttacks(), resourceAttacks(), survivalAttacks(),
+		kernelAttacks(), archAttacks(), namespaceAttacks(), inheritanceAttacks(), socketAttacks(), proxyAttacks(), localAttacks(), bindAttacks(), resourceAttacks(), survivalAttacks(),
 	} {
 		all = append(all, more...)
 	}

@@ -176,10 +176,10 @@ func leakedDescriptors(targets) result {
 func leakedVariables(t targets) result {
 	meant := []string{
 		"PATH", "HOME", "TMPDIR", "LANG", "OTTERS_AGENT_ROOT", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME",
-		"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", targetsVariable,
+		targetsVariable,
 	}
 	if t.runtime() {
-		meant = append(meant, "OTTERSD_URL", "OTTERS_AGENT_TOKEN", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID")
+		meant = append(meant, "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "OTTERSD_URL", "OTTERS_AGENT_TOKEN", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID")
 	}
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")

@@ -59,6 +59,8 @@ func (r *runner) report(a attack) report {
 	switch {
 	case twin == "gateway" && r.targets.gateway() == "":
 		twin = "pipe" // a tool has no gateway
+	case twin == "proxy" && r.targets["proxy.allowed"] == "":
+		twin = "pipe" // nor a proxy
 	case twin == "proc" && r.targets["level"] == "limited":
 		twin = "read" // no rule can let a program see its own part of /proc alone
 	}

@@ -169,7 +169,7 @@ func socketAttacks() []attack {
 			}
 			return heard(fd, err, t, false)
 		}},
-		{id: "proxy", name: "use a proxy, having no destinations", covers: "N1 N4", needs: []string{"tcp4"}, twin: "gateway", run: func(t targets) result {
+		{id: "proxy", name: "use the proxy's address without its credential", covers: "N1 N4", needs: []string{"tcp4"}, twin: "gateway", run: func(t targets) result {
 			return throughProxy(t, "127.0.0.1:5529")
 		}},
 		{id: "other-proxy", name: "use another agent's proxy", covers: "N9", needs: []string{"tcp4", "tcp.otherproxy"}, twin: "gateway", run: func(t targets) result {

@@ -24,6 +24,7 @@ var twins = map[string]func(targets) error{
 	"signal":  twinSignal,
 	"pipe":    twinPipe,
 	"gateway": twinGateway,
+	"proxy":   twinProxy,
 	"proc":    twinProc,
 	"devices": twinDevices,
 	"memory":  twinMemory,

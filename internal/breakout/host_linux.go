@@ -18,7 +18,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/otters-sh/otters/egress"
 	"github.com/otters-sh/otters/system"
 )
 
@@ -57,7 +56,7 @@ func (h *host) open(ctx context.Context) error {
 	}
 	h.dir = dir
 	h.closers = append(h.closers, func() error { return os.RemoveAll(dir) })
-	for _, make := range []func() error{h.openFiles, h.openNamespaces, func() error { return h.openProcess(ctx) }, h.openServers, h.openLocal, h.openShared, h.openTerminal} {
+	for _, make := range []func() error{h.openFiles, h.openNamespaces, func() error { return h.openProcess(ctx) }, h.openServers, h.openNamed, h.openLocal, h.openShared, h.openTerminal} {
 		if err := make(); err != nil {
 			return err
 		}
@@ -317,23 +316,6 @@ func (h *host) findStore() error {
 		}
 	}
 	return fmt.Errorf("%s holds no program", h.targets["dir.store"])
-}
-
-// proxy lets the agent that is attacked out to a server that says the secret.
-func (h *host) proxy() []system.AgentOption {
-	p := egress.New(egress.Options{})
-	h.proxyAt = make(chan string, 1)
-	h.closers = append(h.closers, func() error { p.Close(); return nil })
-	accept := func(e system.Egress, l net.Listener) {
-		h.proxyAt <- l.Addr().String()
-		allowed, err := egress.ParseDestinations(e.Destinations)
-		if err != nil {
-			_ = l.Close()
-			return
-		}
-		go func() { _ = p.Serve(egress.Grant{Agent: "victim", Destinations: allowed, TokenHash: e.TokenHash}, l) }()
-	}
-	return []system.AgentOption{system.WithAllowNet([]string{h.targets["tcp4"]}), system.WithEgress(accept)}
 }
 
 // gateway is the model endpoint of an agent, which answers everything with its secret.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -119,6 +120,7 @@ func (h *host) create(ctx context.Context, id uuid.UUID, tag string, out io.Writ
 		opts = append(opts, h.proxy()...)
 	} else {
 		opts = append(opts, system.WithLimits(h.opts.Limits))
+		opts = append(opts, h.attackersProxy()...)
 	}
 	h.closers = append(h.closers, g.close)
 	a, err := h.provider.CreateWithOptions(ctx, id, spec.Reference{Name: "attack", Tag: tag}, opts, spec.WithExtraEnvs(env))
@@ -216,7 +218,11 @@ func (h *host) targetsOf(agent uuid.UUID, role string) (string, error) {
 	h.targets["survivor"] = h.secret + role
 	h.targets["mode"] = role
 	h.targets["level"] = string(h.opts.Level)
-	text, err := json.Marshal(h.targets)
+	of := maps.Clone(h.targets)
+	if role != roleRuntime {
+		delete(of, "proxy.allowed") // it has no way out
+	}
+	text, err := json.Marshal(of)
 	return string(text), err
 }
 
