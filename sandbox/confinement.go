@@ -6,15 +6,6 @@ import (
 	"github.com/otters-sh/otters/sandbox/internal/wire"
 )
 
-// Strongest is the last level of Supported.
-func Strongest() Level {
-	levels := Supported()
-	if len(levels) == 0 {
-		return Off
-	}
-	return levels[len(levels)-1]
-}
-
 // Describe tells what a program at level is confined by and what it is not; ownUser, that it runs
 // under a user id that nothing else uses. It is what a start at that level enforces or else refuses;
 // Process.Confinement is what is in force for a program that runs.

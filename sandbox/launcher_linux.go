@@ -53,9 +53,8 @@ type Launcher struct {
 	kinds  [kinds]pool
 	alive  map[*child]struct{}
 
-	probe sync.Once
-	found []Level
-	lacks map[Level]error
+	// strict is what the trial of that level has come to; the first call makes it.
+	strict func() error
 }
 
 // kind is what namespaces a monitor is started in.
@@ -110,6 +109,7 @@ func NewLauncher(opts LauncherOptions) (*Launcher, error) {
 	if opts.Warm == 0 {
 		l.want = 1
 	}
+	l.strict = sync.OnceValue(l.tryStrict)
 	if l.logger == nil {
 		l.logger = slog.New(slog.DiscardHandler)
 	}
@@ -252,12 +252,16 @@ func (l *Launcher) reap(c *child) {
 
 // take returns a monitor started ahead, or starts one.
 func (l *Launcher) take(k kind) (*child, error) {
+	var mounts [sha256.Size]byte
+	if k == enclosed {
+		mounts = hostMounts()
+	}
 	l.mu.Lock()
 	p := &l.kinds[k]
 	for len(p.warm) > 0 {
 		c := p.warm[0]
 		p.warm = append(p.warm[:0], p.warm[1:]...)
-		if k == enclosed && c.mounts != hostMounts() {
+		if c.mounts != mounts {
 			_ = c.conn.Close() // it would not see what was mounted since
 			continue
 		}

@@ -18,8 +18,6 @@ import (
 const (
 	// namespaces are those that a monitor of strict is started in.
 	namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
-	// limitedABI is the first Landlock version that scopes signals and abstract sockets.
-	limitedABI = 6
 	// probeTime bounds the trial of a level.
 	probeTime = 10 * time.Second
 	// probeUser runs the trial under root: nobody, who owns nothing.
@@ -92,7 +90,7 @@ func enforced(s wire.Status) error {
 	if f.Caps != 0 || level == Strict && f.Bounding != 0 {
 		lacks = append(lacks, "the loss of capabilities")
 	}
-	if level == Limited && f.Landlock < limitedABI {
+	if level == Limited && f.Landlock < wire.LimitedABI {
 		lacks = append(lacks, "Landlock")
 	}
 	if level == Strict {
@@ -128,8 +126,13 @@ func shared(ids string) []string {
 // Supported lists the levels that this host can give, weakest first. Strict is tried with a program
 // that does nothing, once for a Launcher.
 func (l *Launcher) Supported() []Level {
-	l.try()
-	return l.found
+	var all []Level
+	for _, level := range []Level{Off, Limited, Strict} {
+		if l.Lacks(level) == nil {
+			all = append(all, level)
+		}
+	}
+	return all
 }
 
 // Lacks tells why the host can't give a level, nil where it can.
@@ -137,30 +140,19 @@ func (l *Launcher) Lacks(level Level) error {
 	if err := known(level); err != nil {
 		return err
 	}
-	l.try()
-	return l.lacks[level]
+	switch level {
+	case Limited:
+		return tryLimited()
+	case Strict:
+		return l.strict()
+	}
+	return nil
 }
 
 // Strongest is the last level of Supported.
 func (l *Launcher) Strongest() Level {
 	all := l.Supported()
 	return all[len(all)-1]
-}
-
-func (l *Launcher) try() {
-	l.probe.Do(func() {
-		l.found, l.lacks = []Level{Off}, make(map[Level]error)
-		for _, p := range []struct {
-			level Level
-			try   func() error
-		}{{Limited, tryLimited}, {Strict, l.tryStrict}} {
-			if err := p.try(); err != nil {
-				l.lacks[p.level] = err
-				continue
-			}
-			l.found = append(l.found, p.level)
-		}
-	})
 }
 
 func tryLimited() error {
@@ -171,8 +163,8 @@ func tryLimited() error {
 		return lacks("Landlock is disabled: add landlock to the kernel's lsm= parameter")
 	case errno != 0:
 		return lacks("the kernel has no Landlock; Linux 6.12 or later has what is needed")
-	case abi < limitedABI:
-		return lacks(fmt.Sprintf("Landlock is version %d and 6 is needed; Linux 6.12 or later has it", abi))
+	case abi < wire.LimitedABI:
+		return lacks(fmt.Sprintf("Landlock is version %d and %d is needed; Linux 6.12 or later has it", abi, wire.LimitedABI))
 	case !filtered:
 		return lacks("the seccomp filter is not known for this processor")
 	}

@@ -91,7 +91,7 @@ func (l *Launcher) LimitedBy(level Level, limits Limits) ([]Limit, error) {
 		case a.rlimit > 0:
 			all = append(all, Limit{a.name, a.n, byRlimit})
 		default:
-			all = append(all, Limit{a.name, a.n, mechanism(l.groups.Version(a.what))})
+			all = append(all, Limit{a.name, a.n, mechanism(p.group.Version(a.what))})
 		}
 	}
 	return all, nil

@@ -16,13 +16,6 @@ func (m *monitor) readFacts(pid int) (wire.Facts, error) {
 		return wire.Facts{}, err
 	}
 	var f wire.Facts
-	bits := func(s string) uint64 {
-		n, err := strconv.ParseUint(s, 16, 64)
-		if err != nil {
-			return ^uint64(0)
-		}
-		return n
-	}
 	for _, line := range strings.Split(string(b), "\n") {
 		name, value, _ := strings.Cut(line, ":")
 		value = strings.TrimSpace(value)
@@ -32,9 +25,9 @@ func (m *monitor) readFacts(pid int) (wire.Facts, error) {
 		case "Seccomp":
 			f.Seccomp, _ = strconv.Atoi(value)
 		case "CapInh", "CapPrm", "CapEff", "CapAmb":
-			f.Caps |= bits(value)
+			f.Caps |= wire.Hex(value)
 		case "CapBnd":
-			f.Bounding = bits(value)
+			f.Bounding = wire.Hex(value)
 		}
 	}
 	var data, processes int64

@@ -9,10 +9,6 @@ import (
 	"github.com/otters-sh/otters/sandbox/internal/wire"
 )
 
-// limitedABI is the first Landlock version that scopes signals and abstract sockets, below which
-// level limited would leave them open.
-const limitedABI = 6
-
 const (
 	landlockRead = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	// landlockFile is what a rule about a file, which is no folder, may hold.
@@ -54,7 +50,7 @@ type ruleset struct {
 func newRuleset(abi int, limited bool) (*ruleset, error) {
 	attr := unix.LandlockRulesetAttr{Handled_access_fs: fileAccess(abi)}
 	size := uintptr(8)
-	if abi >= limitedABI {
+	if abi >= wire.LimitedABI {
 		attr.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
 		size = 24
 	}
@@ -111,7 +107,7 @@ func (r *ruleset) restrict() error {
 // strict they repeat what the mounts say and are left out where the kernel has none.
 func confineFiles(spec *wire.Spec, limited bool) (int, error) {
 	abi := landlockABI()
-	if limited && abi < limitedABI {
+	if limited && abi < wire.LimitedABI {
 		return 0, &startError{"Landlock version 6 or later (Linux 6.12)", syscall.ENOTSUP}
 	}
 	if abi == 0 {

@@ -40,7 +40,8 @@ func (m *monitor) forkLimited(in, out, errs int) (int, error) {
 	if err := unix.Pipe2(fault[:], unix.O_CLOEXEC); err != nil {
 		return 0, &startError{"pipe", err}
 	}
-	defer unix.Close(fault[0])
+	f := os.NewFile(uintptr(fault[0]), "fault")
+	defer f.Close()
 	whole, files := m.spec, m.files
 	m.spec.Path, m.spec.Args, m.spec.Env, m.spec.Dir = "/proc/self/exe", []string{confineArg, strconv.Itoa(len(files))}, nil, "/"
 	m.spec.Files = nil
@@ -51,10 +52,7 @@ func (m *monitor) forkLimited(in, out, errs int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	f := os.NewFile(uintptr(fault[0]), "fault")
 	b, err := io.ReadAll(io.LimitReader(f, wire.MaxRequest))
-	fault[0] = -1
-	_ = f.Close()
 	if err == nil && len(b) == 0 {
 		return pid, nil
 	}

@@ -277,20 +277,6 @@ func (h *Host) Lacks(what string) error {
 	return h.lacks[what]
 }
 
-// Version is that of the hierarchy which does what; 0 where none can.
-func (h *Host) Version(what string) int {
-	for _, p := range h.parents {
-		switch {
-		case !slices.Contains(p.can, what):
-		case p.v2:
-			return 2
-		default:
-			return 1
-		}
-	}
-	return 0
-}
-
 // Plan names the group that Make is to make for limits, and for killing it as a whole where that is
 // asked for and can be had; nil where there is nothing to make.
 func (h *Host) Plan(limits Limits, kill bool) (*Group, error) {

@@ -25,6 +25,10 @@ const (
 	TailBytes = 1 << 10
 )
 
+// LimitedABI is the first Landlock version that scopes signals and abstract sockets, below which
+// level limited would leave them open.
+const LimitedABI = 6
+
 // Spec is a program to run, as the monitor gets it. The descriptors come beside it: the state
 // folder, the ones of Log, Stdin, Stdout and Stderr where these are true, then Files, then Held.
 type Spec struct {
@@ -254,14 +258,14 @@ func StatusOf(m Message) Status {
 		PID: int(m.Int("pid")), Start: uint64(m.Int("start")), Monitor: int(m.Int("monitor")),
 		At: time.Unix(0, m.Int("at")).UTC(), Level: m.Get("level"), OwnUser: m.Get("own") != "",
 		Facts: Facts{
-			NoNewPrivs: int(m.Int("nnp")), Seccomp: int(m.Int("seccomp")), Caps: hex(m.Get("caps")), Bounding: hex(m.Get("bounding")),
+			NoNewPrivs: int(m.Int("nnp")), Seccomp: int(m.Int("seccomp")), Caps: Hex(m.Get("caps")), Bounding: Hex(m.Get("bounding")),
 			Landlock: int(m.Int("landlock")), Namespaces: m.Get("namespaces"), MemoryLimit: m.Int("memory"), PIDLimit: m.Int("pids"), Each: eachOf(m.All("each")),
 		},
 	}
 }
 
-// hex reads a set of bits; what is none reads as all of them, so that nothing passes for confined.
-func hex(s string) uint64 {
+// Hex reads a set of bits; what is none reads as all of them, so that nothing passes for confined.
+func Hex(s string) uint64 {
 	n, err := strconv.ParseUint(s, 16, 64)
 	if err != nil {
 		return ^uint64(0)
