@@ -231,22 +231,34 @@ type Process struct {
 func (a *Agent) Process() Process {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := Process{UID: a.user(), LastExit: a.lastExit}
-	p.Confinement = a.withDestinations(a.expected())
-	p.AllowNet = slices.Clone(a.allowNet)
-	if a.run == nil || a.run.proc == nil {
+	p := Process{UID: a.user(), LastExit: a.lastExit, AllowNet: slices.Clone(a.allowNet)}
+	var m *sandbox.Process
+	if a.run != nil && a.run.proc != nil {
+		p.StartedAt = a.run.started
+		switch proc := a.run.proc.(type) {
+		case *sandbox.Process:
+			m = proc
+		case *teed:
+			m = proc.Process
+		}
+	}
+	if m == nil {
+		p.Confinement = a.withDestinations(a.expected())
 		return p
 	}
-	p.StartedAt = a.run.started
-	m, ok := a.run.proc.(*sandbox.Process)
-	if t, teed := a.run.proc.(*teed); teed {
-		m, ok = t.Process, true
-	}
-	if ok {
-		p.PID, p.MonitorPID, p.StartedAt = m.PID(), m.MonitorPID(), m.StartedAt()
-		p.Confinement = a.withDestinations(m.Confinement())
-	}
+	p.PID, p.MonitorPID, p.StartedAt = m.PID(), m.MonitorPID(), m.StartedAt()
+	p.Confinement = a.withDestinations(m.Confinement())
 	return p
+}
+
+// proc is what runs; nil where nothing does, or not yet.
+func (a *Agent) proc() process {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.run == nil {
+		return nil
+	}
+	return a.run.proc
 }
 
 // begin claims the agent for one run. The context it returns ends when the caller's does or when
@@ -355,12 +367,7 @@ func (a *Agent) Kill(ctx context.Context) error {
 // Signal sends sig to the runtime alone. An exit that comes of it is one that nobody asked for. The
 // error wraps ErrNotRunning where no runtime runs. Ours.
 func (a *Agent) Signal(ctx context.Context, sig os.Signal) error {
-	a.mu.Lock()
-	var proc process
-	if a.run != nil {
-		proc = a.run.proc
-	}
-	a.mu.Unlock()
+	proc := a.proc()
 	if proc == nil {
 		return fmt.Errorf("signal agent %s: %w", a.id, ErrNotRunning)
 	}
@@ -422,6 +429,9 @@ func (a *Agent) removeFiles() error {
 		return emptyFolder(a.fs)
 	}
 	root, name := a.provider.root, a.id.String()
+	if a.monitored {
+		a.provider.sweepState(name)
+	}
 	trash := trashPrefix + name
 	if _, err := root.Lstat(name); err == nil {
 		if err := root.Rename(name, trash); err != nil {

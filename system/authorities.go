@@ -1,6 +1,7 @@
 package system
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -30,9 +31,16 @@ func (a *Agent) placeAuthorities() error {
 		return nil
 	}
 	data, err := readAuthorities(a.hostFS)
-	if err != nil || data == nil {
-		return err
+	if err == nil && data != nil {
+		err = a.writeAuthorities(data)
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.authorities = err == nil && data != nil
+	return err
+}
+
+func (a *Agent) writeAuthorities(data []byte) error {
 	dir := ""
 	for _, name := range []string{workspace.EtcDir, "ssl", "certs"} {
 		dir = path.Join(dir, name)
@@ -49,33 +57,41 @@ func (a *Agent) placeAuthorities() error {
 	if err := workspace.WriteFile(a.fs, authoritiesFile, data, 0o644, false); err != nil {
 		return fmt.Errorf("authorities: %w", err)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.authorities = true
 	return nil
 }
 
 // readAuthorities is nil where the host has none. Like a program of the host it takes the file of
-// SSL_CERT_FILE first.
+// SSL_CERT_FILE first, which must be there.
 func readAuthorities(fs billy.Filesystem) ([]byte, error) {
-	files := hostAuthorities
 	if own := os.Getenv("SSL_CERT_FILE"); own != "" {
-		files = []string{own}
-	}
-	for _, name := range files {
-		f, err := fs.Open(name)
+		data, err := readBounded(fs, own, maxAuthorities)
 		if err != nil {
-			continue
-		}
-		data, err := io.ReadAll(io.LimitReader(f, maxAuthorities+1))
-		_ = f.Close()
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("authorities: %w", err)
-		case len(data) > maxAuthorities:
-			return nil, fmt.Errorf("authorities: %s is over %d bytes", name, maxAuthorities)
+			return nil, fmt.Errorf("%w: authorities of SSL_CERT_FILE: %w; name a file that can be read, or none, when starting the daemon", ErrConfig, err)
 		}
 		return data, nil
 	}
-	return nil, nil
+	var unread error
+	for _, name := range hostAuthorities {
+		data, err := readBounded(fs, name, maxAuthorities)
+		if err == nil {
+			return data, nil
+		}
+		if unread == nil && !errors.Is(err, os.ErrNotExist) {
+			unread = fmt.Errorf("authorities: %w", err)
+		}
+	}
+	return nil, unread
+}
+
+func readBounded(fs billy.Filesystem, name string, limit int64) ([]byte, error) {
+	f, err := fs.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s is over %d bytes", name, limit)
+	}
+	return data, err
 }

@@ -12,7 +12,6 @@ import (
 	"path"
 	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -53,11 +52,14 @@ func (a *Agent) ExecStream(
 	fail := func(err error) executor.ExecResult {
 		return executor.ExecResult{ExitCode: -1, Err: fmt.Errorf("exec %s in agent %s: %w", bin, a.id, err)}
 	}
-	rt, env, err := a.execEnv(bin)
+	rt, err := a.execReady()
+	if err == nil {
+		err = declared(rt, bin)
+	}
 	if err != nil {
 		return fail(err)
 	}
-	return a.execProgram(ctx, rt, path.Join(workspace.BinDir, bin), args, env, stdin, [2]io.Writer{stdout, stderr}, fail)
+	return a.execProgram(ctx, rt, path.Join(workspace.BinDir, bin), args, ToolEnv(rt, a.view().Root), stdin, [2]io.Writer{stdout, stderr}, fail)
 }
 
 // execProgram runs a program of the tree to its end; fail makes the result of an error.
@@ -101,25 +103,16 @@ func (a *Agent) execProgram(
 	return res
 }
 
-// execEnv is what a declared BIN is run with.
-func (a *Agent) execEnv(bin string) (*executor.Runtime, []string, error) {
-	a.mu.Lock()
-	rt := a.runtime
-	var env []string
-	if rt != nil && a.disk {
-		env = ToolEnv(rt, a.view().Root)
-	}
-	a.mu.Unlock()
+// execReady is the definition of an agent whose workspace a program can be run in.
+func (a *Agent) execReady() (*executor.Runtime, error) {
+	rt := a.Runtime()
 	switch {
 	case rt == nil:
-		return nil, nil, errors.New("the agent has no workspace yet; run it first")
+		return nil, errors.New("the agent has no workspace yet; run it first")
 	case !a.disk:
-		return nil, nil, fmt.Errorf("%w: the workspace is not on disk", executor.ErrNotImplemented)
+		return nil, fmt.Errorf("%w: the workspace is not on disk", executor.ErrNotImplemented)
 	}
-	if err := declared(rt, bin); err != nil {
-		return nil, nil, err
-	}
-	return rt, env, nil
+	return rt, nil
 }
 
 // execCommand is a program of the tree without a monitor, ready to be started.
@@ -148,7 +141,7 @@ func (a *Agent) execSandboxed(
 	if err := a.home.MkdirAll(state, 0o700); err != nil {
 		return res, err
 	}
-	defer func() { err = errors.Join(err, removeAll(a.home, state)) }()
+	defer func() { err = errors.Join(err, a.sweepExec(state)) }()
 	s := sandbox.Spec{Args: args, Env: env, StateDir: hostPath(a.home, state), Tied: true}
 	if err := a.confine(&s, rt, program); err != nil {
 		return res, err
@@ -181,7 +174,6 @@ func (a *Agent) execSandboxed(
 	if err == nil {
 		err = c.drain(ctx)
 	}
-	c.end()
 	return executor.ExecResult{ExitCode: exit.Code}, err
 }
 
@@ -197,10 +189,7 @@ func (a *Agent) sweepExecs() error {
 	}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), execPrefix) {
-			if err := sandbox.Sweep(hostPath(a.home, stateDir, e.Name())); err != nil {
-				return fmt.Errorf("state folder: %w", err)
-			}
-			if err := removeAll(a.home, path.Join(stateDir, e.Name())); err != nil {
+			if err := a.sweepExec(path.Join(stateDir, e.Name())); err != nil {
 				return fmt.Errorf("state folder: %w", err)
 			}
 		}
@@ -208,11 +197,36 @@ func (a *Agent) sweepExecs() error {
 	return nil
 }
 
+// sweepExec removes the state folder of a BIN, by whose records what it has left is found and killed.
+func (a *Agent) sweepExec(state string) error {
+	if err := sandbox.Sweep(hostPath(a.home, state)); err != nil {
+		return err
+	}
+	return removeAll(a.home, state)
+}
+
+// sweepState kills what the runtime and the BINs of the agent in a folder have left, by the records
+// in its state folder, which is to be removed. A record that can't be read keeps nobody from that.
+func (p *Provider) sweepState(agent string) {
+	state := p.root.Join(agent, stateDir)
+	all := []string{state}
+	entries, _ := p.root.ReadDir(state) // where it is not there nothing was started
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), execPrefix) {
+			all = append(all, p.root.Join(state, e.Name()))
+		}
+	}
+	for _, dir := range all {
+		if err := sandbox.Sweep(hostPath(p.root, dir)); err != nil {
+			p.logger.Warn("what an earlier run left was not cleared up", "agent", agent, "error", err)
+		}
+	}
+}
+
 // copies are the pipes between a BIN and streams of this process.
 type copies struct {
-	in   *os.File
-	outs []*os.File
-	wg   sync.WaitGroup
+	in *os.File
+	outputs
 }
 
 // open makes the pipes that are needed; a file as standard input needs none.
@@ -227,22 +241,7 @@ func (c *copies) open(s *sandbox.Spec, files *openFiles, stdin io.Reader, outs [
 		s.Stdin, _ = files.add(r, nil)
 		c.in = w
 	}
-	for i, to := range []**os.File{&s.Stdout, &s.Stderr} {
-		if outs[i] == nil {
-			continue
-		}
-		r, w, err := os.Pipe()
-		if err != nil {
-			return err
-		}
-		*to, _ = files.add(w, nil)
-		c.outs = append(c.outs, r)
-		c.wg.Go(func() {
-			_, _ = io.Copy(outs[i], r)
-			_ = r.Close() // who writes on is told
-		})
-	}
-	return nil
+	return c.outputs.open(s, files, outs[0], outs[1])
 }
 
 // feed passes standard input on; a BIN need not read it.
@@ -256,15 +255,20 @@ func (c *copies) feed(stdin io.Reader) {
 	}()
 }
 
-// drain waits until all output was taken: nobody writes any more, and a reader may be slow.
-func (c *copies) drain(ctx context.Context) error {
+// taken is closed when all output was.
+func (c *copies) taken() <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
-		c.wg.Wait()
+		c.wait()
 		close(done)
 	}()
+	return done
+}
+
+// drain waits until all output was taken: nobody writes any more, and a reader may be slow.
+func (c *copies) drain(ctx context.Context) error {
 	select {
-	case <-done:
+	case <-c.taken():
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -277,17 +281,12 @@ func (c *copies) end() {
 	if c.in != nil {
 		_ = c.in.Close()
 	}
-	done := make(chan struct{})
-	go func() {
-		c.wg.Wait()
-		close(done)
-	}()
 	timer := time.NewTimer(stopGrace)
 	defer timer.Stop()
 	select {
-	case <-done:
+	case <-c.taken():
 	case <-timer.C:
-		for _, r := range c.outs {
+		for _, r := range c.pipes {
 			_ = r.Close()
 		}
 	}

@@ -1,5 +1,13 @@
 package system
 
+// PlaceAuthorities does what a start does, and tells whether the runtime will be told of them.
+func (a *Agent) PlaceAuthorities() (bool, error) {
+	err := a.placeAuthorities()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.authorities, err
+}
+
 // Token is what the runtime would find in OTTERS_AGENT_TOKEN.
 func (a *Agent) Token() string {
 	a.mu.Lock()

@@ -140,6 +140,9 @@ func (p *Provider) destroyRest(ctx context.Context) error {
 		if p.disk {
 			err = noMonitor(ctx, hostPath(p.root, e.Name(), stateDir))
 		}
+		if err == nil && p.disk {
+			p.sweepState(e.Name())
+		}
 		if err == nil {
 			err = removeAll(p.root, e.Name())
 		}

@@ -99,7 +99,6 @@ func MaterializeContent(
 
 // credentials are what a model is reached with.
 type credentials struct {
-	ref    model.Ref
 	apiURL string
 	apiKey string
 }
@@ -231,18 +230,17 @@ func resolveModel(name string, resolver model.Resolver) (credentials, error) {
 	if name == "" {
 		return credentials{}, fmt.Errorf("%w: no model: the image has no MODEL; name one when creating the agent", ErrModel)
 	}
-	ref, err := model.ParseRef(name)
+	if _, err := model.ParseRef(name); err != nil {
+		return credentials{}, fmt.Errorf("%w: %w", ErrModel, err)
+	}
+	if resolver == nil {
+		return credentials{}, nil
+	}
+	apiURL, apiKey, err := resolver(name)
 	if err != nil {
 		return credentials{}, fmt.Errorf("%w: %w", ErrModel, err)
 	}
-	c := credentials{ref: ref}
-	if resolver == nil {
-		return c, nil
-	}
-	if c.apiURL, c.apiKey, err = resolver(name); err != nil {
-		return credentials{}, fmt.Errorf("%w: %w", ErrModel, err)
-	}
-	return c, nil
+	return credentials{apiURL: apiURL, apiKey: apiKey}, nil
 }
 
 func (m *materializer) digest(ref string) string {

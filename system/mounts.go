@@ -48,7 +48,7 @@ func checkMounts(host billy.Filesystem, mounts []executor.Mount, enforced bool) 
 // applyMounts makes a symlink for each mount; where the view is isolated the executor mounts
 // instead, and a place to mount on is made.
 func applyMounts(fs, host billy.Filesystem, mounts []executor.Mount, view executor.WorkspaceView, enforced bool) error {
-	if err := checkMounts(host, mounts, enforced || view.Isolated); err != nil {
+	if err := checkMounts(host, mounts, enforced); err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	for _, m := range mounts {

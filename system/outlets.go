@@ -21,7 +21,7 @@ type outlet struct {
 	// name is that of the descriptor, port where it is at strict.
 	name string
 	port int
-	// accept takes it; nil where nobody serves it.
+	// accept takes it.
 	accept func(net.Listener)
 }
 
@@ -32,11 +32,14 @@ const (
 
 // outlets are those that the agent has, in the order in which they are handed up.
 func (a *Agent) outlets() []outlet {
-	all := []outlet{{gatewayFile, gatewayPort, a.gateway}}
+	var all []outlet
+	if a.gateway != nil {
+		all = append(all, outlet{gatewayFile, gatewayPort, a.gateway})
+	}
 	if len(a.allowNet) > 0 && a.egress != nil {
 		all = append(all, outlet{proxyFile, proxyPort, a.acceptProxy})
 	}
-	return slices.DeleteFunc(all, func(o outlet) bool { return o.accept == nil })
+	return all
 }
 
 // checkAllowNet refuses destinations that nobody would open.
@@ -62,10 +65,7 @@ func (a *Agent) openOutlets() error {
 		return err
 	}
 	for _, o := range a.outlets() {
-		a.mu.Lock()
-		have := a.open[o.name] != nil
-		a.mu.Unlock()
-		if have {
+		if a.opened(o.name) != nil {
 			continue
 		}
 		var ln net.Listener = newLateListener(o.port)
@@ -84,6 +84,13 @@ func (a *Agent) openOutlets() error {
 		o.accept(ln)
 	}
 	return nil
+}
+
+// opened is the listener of an outlet; nil where there is none yet.
+func (a *Agent) opened(name string) net.Listener {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.open[name]
 }
 
 func (a *Agent) keep(name string, ln net.Listener) {
@@ -108,9 +115,7 @@ func (a *Agent) closeOutlets() {
 // handDownOutlets has the monitor open the listeners inside, or keep those that are there.
 func (a *Agent) handDownOutlets(s *sandbox.Spec, files *openFiles) error {
 	for _, o := range a.outlets() {
-		a.mu.Lock()
-		ln := a.open[o.name]
-		a.mu.Unlock()
+		ln := a.opened(o.name)
 		if _, late := ln.(*lateListener); late {
 			s.Listen = append(s.Listen, sandbox.Listen{Name: o.name, Port: o.port})
 			continue

@@ -21,6 +21,7 @@ import (
 	"github.com/otters-sh/otters/executor"
 	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/spec"
+	"github.com/otters-sh/otters/workspace"
 )
 
 // Names in the provider's folder and in an agent's.
@@ -274,10 +275,8 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 	if err := a.handle.write(a.home, true); err != nil {
 		return nil, err
 	}
-	if s, ok := p.root.(interface{ SyncDir(name string) error }); ok {
-		if err := s.SyncDir(""); err != nil {
-			return nil, fmt.Errorf("agent folder: %w", err)
-		}
+	if err := workspace.SyncDir(p.root, ""); err != nil {
+		return nil, fmt.Errorf("agent folder: %w", err)
 	}
 	return a, nil
 }

@@ -34,12 +34,7 @@ func (a *Agent) LogPath() string {
 // executor.ErrNotImplemented where it has no monitor. Ours.
 func (a *Agent) RotateLog(ctx context.Context, keep int) error {
 	path := a.LogPath()
-	a.mu.Lock()
-	var proc process
-	if a.run != nil {
-		proc = a.run.proc
-	}
-	a.mu.Unlock()
+	proc := a.proc()
 	to, ok := proc.(logSwitcher)
 	switch {
 	case proc == nil:
@@ -74,13 +69,18 @@ func rotate(ctx context.Context, to logSwitcher, path string, keep int) error {
 
 // switchTo has the log go on in path, which is made where it is missing.
 func switchTo(ctx context.Context, to logSwitcher, path string) error {
-	// The folder is out of the agents' reach, so a plain open can't be led astray.
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	f, err := openLog(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	return to.SwitchLog(ctx, f)
+}
+
+// openLog opens a log for a monitor and makes it where it is missing. The folder is out of the agents'
+// reach, so a plain open can't be led astray.
+func openLog(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
 }
 
 // resumeLog ends a rotation that was cut short with an earlier process: the runtime's log is always the

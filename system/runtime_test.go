@@ -149,6 +149,18 @@ func runtimeMain(role string) int {
 	return 0
 }
 
+// leave starts a process in a session of its own, whose command line holds mark.
+func leave(mark string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(self)
+	cmd.Args, cmd.Env = []string{"sleeper", mark}, []string{}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd.Start()
+}
+
 // take uses so many MiB of memory for a moment.
 func take(mib string) {
 	n, err := strconv.Atoi(mib)
@@ -210,8 +222,8 @@ func (s *scripted) Ready(ctx context.Context, _ *agentv1.ReadyRequest) (*agentv1
 }
 
 // ChatStream answers "env", "args", "run" and "pid" with what they name, "hang" with silence,
-// "listen", "read:PATH", "write:PATH", "take:MIB" of memory and "get:ADDRESS" with what came of it, and everything else
-// with itself, a word an event.
+// "listen", "read:PATH", "write:PATH", "take:MIB" of memory, "leave:MARK" and "get:ADDRESS" with what came of it, and
+// everything else with itself, a word an event.
 func (s *scripted) ChatStream(req *agentv1.ChatStreamRequest, stream grpc.ServerStreamingServer[agentv1.ChatStreamEvent]) error {
 	if err := s.check(stream.Context()); err != nil {
 		return err
@@ -265,6 +277,8 @@ func (s *scripted) ChatStream(req *agentv1.ChatStreamRequest, stream grpc.Server
 		case "take":
 			take(arg)
 			out = "taken"
+		case "leave":
+			err, out = leave(arg), "left"
 		default:
 			verb = ""
 		}

@@ -284,18 +284,25 @@ func (a *Agent) handDown(s *sandbox.Spec, files *openFiles) error {
 		a.setServeToken("")
 		return a.letBind(s, ln, files)
 	}
-	f, err := files.add(listenerFile(ln))
+	inherited, err := a.inherited(ln, files)
 	if err != nil {
 		return err
 	}
+	s.Files = append(s.Files, sandbox.File{Name: runtimeFile, File: inherited[0]}, sandbox.File{Name: serveTokenFile, File: inherited[1]})
+	return nil
+}
+
+// inherited are the descriptors of a runtime that takes them: its listener, and the token of this start.
+func (a *Agent) inherited(ln net.Listener, files *openFiles) (all [2]*os.File, err error) {
+	if all[0], err = files.add(listenerFile(ln)); err != nil {
+		return all, err
+	}
 	token := rand.Text()
-	tf, err := files.add(secretFile(token))
-	if err != nil {
-		return fmt.Errorf("serve token: %w", err)
+	if all[1], err = files.add(secretFile(token)); err != nil {
+		return all, fmt.Errorf("serve token: %w", err)
 	}
 	a.setServeToken(token)
-	s.Files = append(s.Files, sandbox.File{Name: runtimeFile, File: f}, sandbox.File{Name: serveTokenFile, File: tf})
-	return nil
+	return all, nil
 }
 
 // letBind prepares for a runtime that can only bind its address itself. At strict it does so on a

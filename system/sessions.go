@@ -2,7 +2,6 @@ package system
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 
@@ -22,19 +21,15 @@ func (a *Agent) ExecSession(
 		return executor.ExecResult{ExitCode: -1, Err: fmt.Errorf("session %s of agent %s: %w", verb, a.id, err)}
 	}
 	a.mu.Lock()
-	rt, running, w := a.runtime, a.run != nil, a.ways
-	var env []string
-	if rt != nil && a.disk {
-		env = treeEnv(a.view().Root)
-	}
+	running, w := a.run != nil, a.ways
 	a.mu.Unlock()
-	switch {
-	case running:
+	if running {
 		return fail(fmt.Errorf("%w: stop it first", ErrRunning))
-	case rt == nil:
-		return fail(errors.New("the agent has no workspace yet; run it first"))
-	case !a.disk:
-		return fail(fmt.Errorf("%w: the workspace is not on disk", executor.ErrNotImplemented))
+	}
+	rt, err := a.execReady()
+	switch {
+	case err != nil:
+		return fail(err)
 	case !w.sessions:
 		return fail(fmt.Errorf("%w: its runtime's image does not have the label %s=offline", executor.ErrNotImplemented, SessionsLabel))
 	}
@@ -42,6 +37,7 @@ func (a *Agent) ExecSession(
 	if err := a.mustNotRun(ctx); err != nil {
 		return fail(err)
 	}
-	args = append([]string{"session", verb, "--root", a.view().Root}, args...)
-	return a.execProgram(ctx, rt, workspace.RuntimeBin, args, env, stdin, [2]io.Writer{stdout, stderr}, fail)
+	root := a.view().Root
+	args = append([]string{"session", verb, "--root", root}, args...)
+	return a.execProgram(ctx, rt, workspace.RuntimeBin, args, treeEnv(root), stdin, [2]io.Writer{stdout, stderr}, fail)
 }

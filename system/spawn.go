@@ -3,13 +3,11 @@ package system
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -86,17 +84,11 @@ func (a *Agent) passFiles(cmd Cmd, files *openFiles) ([]string, error) {
 		a.dropListener()
 		return nil, nil
 	}
-	f, err := files.add(listenerFile(ln))
+	inherited, err := a.inherited(ln, files)
 	if err != nil {
 		return nil, err
 	}
-	token := rand.Text()
-	tf, err := files.add(secretFile(token))
-	if err != nil {
-		return nil, fmt.Errorf("serve token: %w", err)
-	}
-	a.setServeToken(token)
-	taker.SetFiles([]*os.File{f, tf})
+	taker.SetFiles(inherited[:])
 	return []string{"LISTEN_FDS=2", "LISTEN_FDNAMES=" + runtimeFile + ":" + serveTokenFile}, nil
 }
 
@@ -180,8 +172,8 @@ func (a *Agent) spawnOutputs(tail io.Writer) (closers closerList, stdout, stderr
 	if a.stderr != nil {
 		errs = append(errs, a.stderr)
 	}
-	if a.provider != nil && a.provider.logDir != "" {
-		f, err := a.provider.hostFS.OpenFile(filepath.Join(a.provider.logDir, a.id.String()+".log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if path := a.LogPath(); path != "" {
+		f, err := a.provider.hostFS.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 		if err != nil {
 			return nil, nil, nil, fmt.Errorf("log: %w", err)
 		}
@@ -287,45 +279,49 @@ func (t *tailWriter) lines() []string {
 	return lines[max(0, len(lines)-tailLines):]
 }
 
-// outputs are the pipes by which a monitor passes the runtime's output to writers in this process.
+// outputs are the pipes by which a monitor passes a program's output to writers in this process.
 type outputs struct {
 	wg    sync.WaitGroup
-	count int
+	pipes []*os.File
 }
 
-func (o *outputs) any() bool { return o.count > 0 }
+func (o *outputs) any() bool { return len(o.pipes) > 0 }
 func (o *outputs) wait()     { o.wg.Wait() }
+
+// open makes a pipe for each writer that is not nil, whose other end is the monitor's.
+func (o *outputs) open(s *sandbox.Spec, files *openFiles, stdout, stderr io.Writer) error {
+	for _, out := range []struct {
+		to   io.Writer
+		file **os.File
+	}{{stdout, &s.Stdout}, {stderr, &s.Stderr}} {
+		if out.to == nil {
+			continue
+		}
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		*out.file, _ = files.add(w, nil)
+		o.pipes = append(o.pipes, r)
+		o.wg.Go(func() {
+			defer r.Close() // who writes on is told
+			_, _ = io.Copy(out.to, r)
+		})
+	}
+	return nil
+}
 
 // outputs opens the log for the monitor and pipes for the caller's writers.
 func (a *Agent) outputs(s *sandbox.Spec, files *openFiles) (*outputs, error) {
-	if dir := a.provider.logDir; dir != "" {
-		// The folder is out of the agents' reach, so a plain open can't be led astray.
-		f, err := files.add(os.OpenFile(filepath.Join(dir, a.id.String()+".log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600))
+	if path := a.LogPath(); path != "" {
+		f, err := files.add(openLog(path))
 		if err != nil {
 			return nil, fmt.Errorf("log: %w", err)
 		}
 		s.Log = f
 	}
 	o := new(outputs)
-	for _, out := range []struct {
-		to   io.Writer
-		file **os.File
-	}{{a.stdout, &s.Stdout}, {a.stderr, &s.Stderr}} {
-		if out.to == nil {
-			continue
-		}
-		r, w, err := os.Pipe()
-		if err != nil {
-			return nil, err
-		}
-		*out.file, _ = files.add(w, nil)
-		o.count++
-		o.wg.Go(func() {
-			defer r.Close()
-			_, _ = io.Copy(out.to, r)
-		})
-	}
-	return o, nil
+	return o, o.open(s, files, a.stdout, a.stderr)
 }
 
 // teed is a monitored runtime whose output also goes to writers in this process; its end is told

@@ -39,16 +39,16 @@ func WriteFile(fs billy.Filesystem, name string, data []byte, mode os.FileMode, 
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	if sync {
-		if err := syncDir(fs, dir); err != nil {
+		if err := SyncDir(fs, dir); err != nil {
 			return fmt.Errorf("write %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-// syncDir has what was made, renamed and removed in a folder survive a power loss, where the filesystem
+// SyncDir has what was made, renamed and removed in a folder survive a power loss, where the filesystem
 // can do that.
-func syncDir(fs billy.Filesystem, dir string) error {
+func SyncDir(fs billy.Filesystem, dir string) error {
 	if s, ok := fs.(interface{ SyncDir(name string) error }); ok {
 		return s.SyncDir(dir)
 	}
