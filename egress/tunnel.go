@@ -53,10 +53,9 @@ func (d *door) tunnel(w http.ResponseWriter, r *http.Request) {
 			cancel()
 			return
 		}
-		if half, ok := to.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
-			return
+		if closeWrite(to) != nil {
+			cancel()
 		}
-		cancel()
 	}
 	both.Go(func() { one(out, client) })
 	both.Go(func() { one(client, out) })
@@ -66,8 +65,11 @@ func (d *door) tunnel(w http.ResponseWriter, r *http.Request) {
 // watched ends a connection on which nothing moves.
 type watched struct {
 	net.Conn
-	idle  time.Duration
-	timer *time.Timer
+	idle time.Duration
+
+	mu     sync.Mutex
+	timer  *time.Timer
+	closed bool
 }
 
 // newWatched calls end, beside closing conn, when nothing was read or written for idle.
@@ -79,8 +81,10 @@ func newWatched(conn net.Conn, idle time.Duration, end func()) *watched {
 }
 
 func (w *watched) moved(n int, err error) (int, error) {
-	// A timer that has run must not be set again.
-	if n > 0 && w.timer.Stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// A timer that has run must not be set again, nor that of a connection that is closed.
+	if n > 0 && !w.closed && w.timer.Stop() {
 		w.timer.Reset(w.idle)
 	}
 	return n, err
@@ -94,7 +98,10 @@ func (w *watched) CloseWrite() error { return closeWrite(w.Conn) }
 
 // Close stops the watch too.
 func (w *watched) Close() error {
+	w.mu.Lock()
+	w.closed = true
 	w.timer.Stop()
+	w.mu.Unlock()
 	return w.Conn.Close()
 }
 

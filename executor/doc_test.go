@@ -43,16 +43,37 @@ func TestEveryNameOfTheReferenceHasAComment(t *testing.T) {
 				t.Errorf("%s.%s has no comment", d.Name, what)
 			}
 		}
-		funcs := d.Funcs
+		funcs, values := d.Funcs, append(d.Consts, d.Vars...)
 		for _, typ := range d.Types {
+			values = append(append(values, typ.Consts...), typ.Vars...)
 			told(typ.Name, typ.Doc)
 			funcs = append(append(funcs, typ.Funcs...), typ.Methods...)
 			for _, s := range typ.Decl.Specs {
 				members(fset, s.(*ast.TypeSpec), func(field, text string) { told(typ.Name+"."+field, text) })
 			}
 		}
+		for _, v := range values {
+			grouped(v, told)
+		}
 		for _, f := range funcs {
 			told(f.Recv+" "+f.Name, f.Doc)
+		}
+	}
+}
+
+// grouped calls f for the exported names of a declaration with their comments. Those of a group may have
+// the one above it.
+func grouped(v *doc.Value, f func(name, text string)) {
+	for _, s := range v.Decl.Specs {
+		s := s.(*ast.ValueSpec)
+		text := s.Doc.Text() + s.Comment.Text()
+		if text == "" {
+			text = v.Doc
+		}
+		for _, n := range s.Names {
+			if n.IsExported() {
+				f(n.Name, text)
+			}
 		}
 	}
 }

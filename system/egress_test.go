@@ -122,11 +122,7 @@ func TestAnAgentWithDestinationsHasAProxy(t *testing.T) {
 		// One without a proxy takes the agent over all the same, and leaves the listener to the next.
 		for _, opts := range [][]system.AgentOption{nil, live} {
 			q := provider(t, dir, plain, system.WithSandbox(level), system.WithHostFS(hostFiles))
-			agents, err := q.LoadWithOptions(t.Context(), func(uuid.UUID) []system.AgentOption { return opts })
-			if err != nil || len(agents) != 1 {
-				t.Fatal(agents, err)
-			}
-			b := agents[0].(*system.Agent)
+			b := loaded(t, q, opts...)
 			if ok, err := b.Attach(t.Context()); !ok || err != nil {
 				t.Fatal(ok, err)
 			}

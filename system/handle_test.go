@@ -126,10 +126,10 @@ func rootless(c *workspace.Config) *workspace.Config {
 	return &out
 }
 
-// loaded is the one agent that p finds.
-func loaded(t *testing.T, p *system.Provider) *system.Agent {
+// loaded is the one agent that p finds, with live options.
+func loaded(t *testing.T, p *system.Provider, opts ...system.AgentOption) *system.Agent {
 	t.Helper()
-	agents, err := p.Load(t.Context())
+	agents, err := p.LoadWithOptions(t.Context(), func(uuid.UUID) []system.AgentOption { return opts })
 	if err != nil || len(agents) != 1 {
 		t.Fatalf("loaded %v, %v", agents, err)
 	}

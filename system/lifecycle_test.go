@@ -216,11 +216,7 @@ func TestTheNextProviderTakesARunningAgentOver(t *testing.T) {
 	}
 
 	second := provider(t, dir, plain)
-	agents, err := second.LoadWithOptions(t.Context(), func(uuid.UUID) []system.AgentOption { return []system.AgentOption{gateway} })
-	if err != nil || len(agents) != 1 {
-		t.Fatal(agents, err)
-	}
-	b := agents[0].(*system.Agent)
+	b := loaded(t, second, gateway)
 	if ok, err := b.Attach(t.Context()); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
@@ -275,12 +271,7 @@ func TestAnExitThatNobodyWatchedIsFoundAtLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 			waitGone(t, pr.MonitorPID)
-			second := provider(t, dir, plain)
-			agents, err := second.Load(t.Context())
-			if err != nil || len(agents) != 1 {
-				t.Fatal(agents, err)
-			}
-			b := agents[0].(*system.Agent)
+			b := loaded(t, provider(t, dir, plain))
 			if ok, err := b.Attach(t.Context()); ok || err != nil {
 				t.Fatal(ok, err)
 			}

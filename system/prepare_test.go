@@ -274,12 +274,7 @@ func TestATreeWhoseMakingWasCutShortIsMadeAnew(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(tree, "etc", "half"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	second := provider(t, dir, plain)
-	agents, err := second.Load(t.Context())
-	if err != nil || len(agents) != 1 {
-		t.Fatal(agents, err)
-	}
-	running(t, agents[0].(*system.Agent))
+	running(t, loaded(t, provider(t, dir, plain)))
 	if _, err := os.Stat(filepath.Join(tree, "etc", "half")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("half a tree was used: %v", err)
 	}

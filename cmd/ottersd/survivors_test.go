@@ -86,29 +86,50 @@ func (m *machine) processes() []int {
 			return nil
 		})
 	}
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	var out []int
+	for _, p := range m.stats() {
+		if p.state == "Z" || p.state == "X" {
+			continue
+		}
+		// Through the link itself: what it names may be of another root.
+		info, err := os.Stat(fmt.Sprintf("/proc/%d/exe", p.pid))
+		if m.seen[p.identity] || err == nil && programs[inode(info)] {
+			out = append(out, p.pid)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// stat is what proc_pid_stat(5) tells of a process.
+type stat struct {
+	identity
+	parent int
+	state  string
+}
+
+// stats are the processes of the host.
+func (m *machine) stats() []stat {
+	m.Helper()
+	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		m.Fatal(err)
 	}
-	var out []int
-	for _, path := range stats {
+	var all []stat
+	for _, path := range paths {
 		b, err := os.ReadFile(path)
 		if err != nil {
 			continue
 		}
 		fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-		if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+		if len(fields) < 20 {
 			continue
 		}
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		// Through the link itself: what it names may be of another root.
-		info, err := os.Stat(filepath.Join(filepath.Dir(path), "exe"))
-		if m.seen[identity{pid, fields[19]}] || err == nil && programs[inode(info)] {
-			out = append(out, pid)
-		}
+		parent, _ := strconv.Atoi(fields[1])
+		all = append(all, stat{identity{pid, fields[19]}, parent, fields[0]})
 	}
-	slices.Sort(out)
-	return out
+	return all
 }
 
 func inode(info fs.FileInfo) [2]uint64 {
@@ -119,26 +140,14 @@ func inode(info fs.FileInfo) [2]uint64 {
 // remember looks at what descends from a daemon now.
 func (m *machine) remember(daemon int) {
 	m.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		m.Fatal(err)
+	below := map[int][]identity{}
+	for _, p := range m.stats() {
+		below[p.parent] = append(below[p.parent], p.identity)
 	}
-	below := map[string][]identity{}
-	for _, path := range stats {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if len(fields) >= 20 {
-			below[fields[1]] = append(below[fields[1]], identity{pid, fields[19]})
-		}
-	}
-	for queue := []string{strconv.Itoa(daemon)}; len(queue) > 0; queue = queue[1:] {
+	for queue := []int{daemon}; len(queue) > 0; queue = queue[1:] {
 		for _, p := range below[queue[0]] {
 			m.seen[p] = true
-			queue = append(queue, strconv.Itoa(p.pid))
+			queue = append(queue, p.pid)
 		}
 	}
 }
@@ -161,7 +170,7 @@ func (m *machine) settle(want []int) {
 	m.Fatalf("processes %v, want %v%s", got, want, &text)
 }
 
-// agent asks for one and waits for a status.
+// await waits until an agent has a status, and asks for it.
 func (m *machine) await(api daemonv1.DaemonServiceClient, agent, want string) *daemonv1.Agent {
 	m.Helper()
 	ctx, cancel := context.WithTimeout(m.Context(), time.Minute)

@@ -85,19 +85,11 @@ func (s Spec) Marshal() []byte {
 		m.Add("access", map[bool]string{true: "ro", false: "rw"}[b.ReadOnly])
 	}
 	m.AddAll("listen", s.ListenNames)
-	for _, n := range s.ListenPorts {
-		m.AddInt("listen-port", int64(n))
-	}
-	for _, n := range s.Ports {
-		m.AddInt("port", int64(n))
-	}
-	for _, n := range s.Serve {
-		m.AddInt("serve", int64(n))
-	}
+	addInts(&m, "listen-port", s.ListenPorts)
+	addInts(&m, "port", s.Ports)
+	addInts(&m, "serve", s.Serve)
 	m.AddAll("relay", s.RelayNames)
-	for _, n := range s.RelayPorts {
-		m.AddInt("relay-port", int64(n))
-	}
+	addInts(&m, "relay-port", s.RelayPorts)
 	addBool(&m, "tied", s.Tied)
 	m.AddInt("memory", s.Memory)
 	m.AddInt("pids", s.PIDs)
@@ -298,6 +290,12 @@ func ExitOf(m Message) Exit {
 	return Exit{
 		Code: int(m.Int("code")), Signal: m.Get(Signal), At: time.Unix(0, m.Int("at")).UTC(),
 		Stderr: m.All("stderr"), Asked: m.Get("asked") != "", OOM: m.Get("oom") != "",
+	}
+}
+
+func addInts(m *Message, key string, all []int) {
+	for _, n := range all {
+		m.AddInt(key, int64(n))
 	}
 }
 
