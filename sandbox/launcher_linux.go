@@ -206,7 +206,9 @@ func (l *Launcher) spawn(k kind) (*child, error) {
 	sys := &syscall.SysProcAttr{Setsid: true, PidFD: &fd}
 	c := &child{conn: conn, kind: k}
 	if k == enclosed {
-		sys.Cloneflags, sys.AmbientCaps = namespaces, monitorCaps
+		// With the memory of this process until it is another program: a copy of what a daemon has
+		// takes longer than its start. Go copies where a child waits for its ids; this one gets its later.
+		sys.Cloneflags, sys.AmbientCaps = namespaces|unix.CLONE_VFORK|unix.CLONE_VM, monitorCaps
 		c.mounts = hostMounts()
 	}
 	pid, err := syscall.ForkExec(l.path, []string{monitorName}, &syscall.ProcAttr{
