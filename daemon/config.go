@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,20 +100,54 @@ func readSettings(path string) (settings, error) {
 	return s, nil
 }
 
-func (s *settings) parse(b []byte) error {
-	var file struct {
-		ReadyTimeout *duration        `yaml:"ready-timeout"`
-		RegistryPort *int             `yaml:"registry-port"`
-		LogMaxSize   *size            `yaml:"log-max-size"`
-		LogFiles     *int             `yaml:"log-files"`
-		MaxStarts    *int             `yaml:"max-starts"`
-		Upstreams    []upstreamConfig `yaml:"upstreams"`
-		Sandbox      *string          `yaml:"sandbox"`
+// configFile is config.yaml.
+type configFile struct {
+	ReadyTimeout *duration        `yaml:"ready-timeout"`
+	RegistryPort *int             `yaml:"registry-port"`
+	LogMaxSize   *size            `yaml:"log-max-size"`
+	LogFiles     *int             `yaml:"log-files"`
+	MaxStarts    *int             `yaml:"max-starts"`
+	Upstreams    []upstreamConfig `yaml:"upstreams"`
+	Sandbox      *string          `yaml:"sandbox"`
+}
+
+// unknownField is how the library tells of one.
+var unknownField = regexp.MustCompile(`field (\S+) not found in type daemon\.(\w+)`)
+
+// configError says for a person what the library found.
+func configError(err error) error {
+	var of *yaml.TypeError
+	if !errors.As(err, &of) {
+		return oneLine(err)
 	}
+	var lines []string
+	for _, l := range of.Errors {
+		lines = append(lines, unknownField.ReplaceAllStringFunc(l, func(s string) string {
+			m := unknownField.FindStringSubmatch(s)
+			known := fieldNames(reflect.TypeFor[configFile]())
+			if m[2] == reflect.TypeFor[upstreamConfig]().Name() {
+				known = fieldNames(reflect.TypeFor[upstreamConfig]())
+			}
+			return fmt.Sprintf("unknown field %q; there are %s", clip(m[1]), strings.Join(known, ", "))
+		}))
+	}
+	return errors.New(flatten(strings.Join(lines, "\n")))
+}
+
+func fieldNames(t reflect.Type) []string {
+	var out []string
+	for f := range t.Fields() {
+		out = append(out, f.Tag.Get("yaml"))
+	}
+	return out
+}
+
+func (s *settings) parse(b []byte) error {
+	var file configFile
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	dec.KnownFields(true)
 	if err := dec.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
-		return oneLine(err)
+		return configError(err)
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return errors.New("has more than one document; keep one")

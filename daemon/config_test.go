@@ -23,7 +23,8 @@ func TestConfigIsReadStrictly(t *testing.T) {
 	}{
 		{name: "empty", text: "", ready: 30 * time.Second},
 		{name: "both keys", text: "ready-timeout: 2s\nregistry-port: 6000\n", ready: 2 * time.Second, port: 6000},
-		{name: "unknown key", text: "ready-timeout: 2s\nreadytimeout: 3s\n", want: "line 2: field readytimeout not found"},
+		{name: "unknown key", text: "ready-timeout: 2s\nreadytimeout: 3s\n", want: `line 2: unknown field "readytimeout"; there are ready-timeout, registry-port, `},
+		{name: "unknown key below", text: "upstreams:\n  - regstry: a.test\n", want: `line 2: unknown field "regstry"; there are registry, policy, plain-http, ca-file, hosts`},
 		{name: "key twice", text: "ready-timeout: 2s\nready-timeout: 3s\n", want: "line 2"},
 		{name: "not a duration", text: "\nready-timeout: 30\n", want: `line 2: "30" is not a duration`},
 		{name: "too short", text: "ready-timeout: 1ns\n", want: "not from 10ms to 1h"},

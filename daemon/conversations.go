@@ -301,7 +301,7 @@ func wireNote(n executor.Note) *daemonv1.Note {
 // noteError is the answer for an error of a note.
 func (c runtimeCall) noteError(err error) error {
 	if errors.Is(err, executor.ErrNoteNotFound) {
-		return fail(codes.NotFound, "", "%s: there is no such note", c.what)
+		return fail(codes.NotFound, "`otters note ls` lists the notes there are", "%s: there is no such note", c.what)
 	}
 	return c.fails(err)
 }

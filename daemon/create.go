@@ -197,7 +197,7 @@ func checkCreate(req *daemonv1.CreateAgentRequest) error {
 		return fail(codes.InvalidArgument, "", "%d settings: at most %d can be given", n, maxConfigs)
 	}
 	if ms := req.GetStopTimeoutMs(); ms < 0 || ms > maxStopTimeout.Milliseconds() {
-		return fail(codes.InvalidArgument, "", "stop timeout of %d ms: not from 0 to %s", ms, maxStopTimeout)
+		return fail(codes.InvalidArgument, "", "stop timeout of %d ms: want 0 to %s", ms, maxStopTimeout)
 	}
 	if err := checkMounts(req.GetMounts()); err != nil {
 		return err

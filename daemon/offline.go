@@ -119,6 +119,9 @@ func (a *supervised) offlineError(ctx context.Context, c offlineCall, res execut
 		code = codes.FailedPrecondition
 	case exitInput:
 		code = codes.InvalidArgument
+		if c.verb == "import" {
+			hint = "give what `otters session export` wrote"
+		}
 	}
 	if said == "" {
 		said = "its runtime ended with an error and said nothing"

@@ -186,7 +186,11 @@ func (a *supervised) promptError(ctx, client context.Context, r *relay, err erro
 		return r.err
 	}
 	code, said := runtimeSaid(err)
-	return fail(code, "see `otters logs "+a.name+"`", "prompt to agent %s: %w", a.name, said)
+	hint := ""
+	if code == codes.Unavailable {
+		hint = "see `otters logs " + a.name + "`"
+	}
+	return fail(code, hint, "prompt to agent %s: %w", a.name, said)
 }
 
 // runtimeSaid is what of a runtime's error goes to a client: what it said is for a person, how it came

@@ -108,7 +108,7 @@ func (a *Agent) execReady() (*executor.Runtime, error) {
 	rt := a.Runtime()
 	switch {
 	case rt == nil:
-		return nil, errors.New("the agent has no workspace yet; run it first")
+		return nil, errors.New("the agent has no workspace yet; start it first")
 	case !a.disk:
 		return nil, fmt.Errorf("%w: the workspace is not on disk", executor.ErrNotImplemented)
 	}

@@ -168,7 +168,12 @@ func notReady(ctx context.Context, c *client.Client, what string, state *daemonv
 	}
 	failed := explained{error: fmt.Errorf("%s %s: %s", what, state.GetName(), why)}
 	if full, err := c.Agent(ctx, state.GetId()); err == nil {
-		failed.lines = full.GetLastExit().GetStderr()
+		for _, line := range full.GetLastExit().GetStderr() {
+			// The last of them is mostly why.
+			if !strings.Contains(why, line) {
+				failed.lines = append(failed.lines, line)
+			}
+		}
 	}
 	return failed
 }

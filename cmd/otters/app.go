@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/otters-sh/otters/client"
 	"github.com/otters-sh/otters/internal/home"
@@ -65,6 +66,7 @@ Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted.`,
 		a.startCommand(), a.stopCommand(), a.restartCommand(), a.killCommand(), a.rmCommand(), a.execCommand(), a.sessionCommand(), a.noteCommand(),
 		a.infoCommand(), a.doctorCommand(), a.versionCommand(), a.daemonCommand(), a.registryCommand(), a.demoCommand(),
 	)
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return noEmptyFlags(cmd) }
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		what := ""
 		if cmd.HasParent() {
@@ -74,6 +76,18 @@ Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted.`,
 	})
 	ownUsageErrors(root)
 	return root
+}
+
+// noEmptyFlags refuses a flag that is given without a value, as of a variable that is not set: it would
+// count as not given.
+func noEmptyFlags(cmd *cobra.Command) error {
+	var err error
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if err == nil && f.Value.Type() == "string" && f.Value.String() == "" {
+			err = usagef("%s: --%s is empty; give it a value, or leave it out", cmd.Name(), f.Name)
+		}
+	})
+	return err
 }
 
 // ownUsageErrors gives the commands that the library brings the errors and the exit code of ours.

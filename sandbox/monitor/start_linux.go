@@ -276,7 +276,7 @@ func (m *monitor) blame(err error) error {
 	}
 	what := m.spec.Path
 	if unix.Stat(m.spec.Path, &st) == nil && errors.Is(err, syscall.ENOENT) {
-		what += ": its interpreter or loader"
+		what += ": its interpreter or loader, which a static program needs none of"
 	}
 	if errors.Is(err, syscall.EACCES) && m.spec.UID >= 0 {
 		what += " as user id " + strconv.Itoa(m.spec.UID) + " in " + m.spec.Dir
