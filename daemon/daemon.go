@@ -229,11 +229,16 @@ func newGRPC(impl daemonv1.DaemonServiceServer, hosts []string) *grpc.Server {
 	return s
 }
 
+// gated is the API over HTTP/1.1 behind its check.
+func gated(impl daemonv1.DaemonServiceServer, hosts []string) http.Handler {
+	return gate.HTTP(httpHandler(impl), gate.HTTPOptions{Hosts: hosts, RefuseSimpleTypes: true})
+}
+
 func newHTTP(impl daemonv1.DaemonServiceServer, hosts []string, logger *slog.Logger) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	return &http.Server{
-		Handler:           gate.HTTP(httpHandler(impl), gate.HTTPOptions{Hosts: hosts, RefuseSimpleTypes: true}),
+		Handler:           patient(gated(impl, hosts), bodyTimeout),
 		Protocols:         protocols,
 		ConnContext:       withPrincipal,
 		ReadHeaderTimeout: 10 * time.Second,
