@@ -54,11 +54,11 @@ func (r *run) ask(ctx context.Context) (answer, error) {
 		Params:    r.cfg.Params,
 		Metadata:  r.turn.Metadata,
 	}
-	if r.out.Steps > 1 && time.Since(r.started) >= r.cfg.SoftTimeout {
+	if r.out.Steps > 1 && r.since(r.started) >= r.cfg.SoftTimeout {
 		// It is for this request alone and no part of the history.
 		req.Messages = append(req.Messages, UserMessage(fmt.Sprintf(
 			"The time of this turn is nearly over (%s of %s). Finish now: answer with what you have, without further calls.",
-			time.Since(r.started).Round(time.Second), r.cfg.Timeout)))
+			r.since(r.started).Round(time.Second), r.cfg.Timeout)))
 	}
 	rcv := receiver{calls: make(map[int]*part)}
 	err := r.receive(ctx, &rcv, req)

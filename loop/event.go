@@ -18,6 +18,10 @@ const (
 	ReasoningDelta EventType = "reasoning.delta"
 	// ToolCall carries a call's arguments, before it runs.
 	ToolCall EventType = "tool.call"
+	// ApprovalRequest carries the arguments of a call that an Approver is asked about, and ApprovalResult
+	// "approved", or why it may not run.
+	ApprovalRequest EventType = "approval.request"
+	ApprovalResult  EventType = "approval.result"
 	// ToolResult carries a call's output; results come in the order of the calls.
 	ToolResult EventType = "tool.result"
 	// StepFinish closes a step with its duration and usage.
@@ -39,7 +43,7 @@ type Event struct {
 	Tool, ToolID string
 	// Content is text, arguments as JSON, output, or an error's line.
 	Content string
-	// Failed marks a tool result that is an error.
+	// Failed marks a tool result that is an error, and a call that may not run.
 	Failed   bool
 	Duration time.Duration
 	Usage    Usage

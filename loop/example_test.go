@@ -96,3 +96,26 @@ func ExampleLoop_Object_error() {
 	}
 	// Output: /km it is missing
 }
+
+// asking approves of nothing.
+type asking struct{}
+
+func (asking) Approve(_ context.Context, call loop.Call) error {
+	return fmt.Errorf("nobody allowed %s", call.Name)
+}
+
+func ExampleApprover() {
+	_, err := loop.New(loop.Config{Model: counting{}, Tools: []loop.Tool{words{}}, Approver: asking{}}).Run(context.Background(), loop.Turn{
+		Prompt: "How many words has “sea otters hold hands”?",
+		Observe: func(e loop.Event) {
+			if e.Type == loop.ApprovalResult || e.Type == loop.ToolResult {
+				fmt.Println(e.Type, e.Content)
+			}
+		},
+	})
+	fmt.Println(err)
+	// Output:
+	// approval.result nobody allowed count
+	// tool.result not run: nobody allowed count
+	// <nil>
+}

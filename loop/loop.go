@@ -180,6 +180,10 @@ type Config struct {
 	RepeatLimit int
 	// ObjectTries is how many answers Object takes until one fits its schema.
 	ObjectTries int
+	// Approver is asked before each call; where nil all calls run.
+	Approver Approver
+	// Clock is the system's where nil.
+	Clock Clock
 }
 
 // Turn is one prompt and what it builds on.
@@ -199,6 +203,8 @@ type Turn struct {
 	// Compact gives a shorter history where the model's context is too small for this one; the request
 	// is then sent once more. Where nil the older half of the history is left out.
 	Compact func(ctx context.Context) ([]Message, error)
+	// Steerer says more to the model while the turn runs; nil says nothing.
+	Steerer Steerer
 }
 
 // Outcome is what a turn came to.
@@ -235,6 +241,9 @@ func New(cfg Config) *Loop {
 	}
 	setDefault(&cfg.RepeatLimit, DefaultRepeatLimit)
 	setDefault(&cfg.ObjectTries, DefaultObjectTries)
+	if cfg.Clock == nil {
+		cfg.Clock = systemClock{}
+	}
 	l := &Loop{cfg: cfg, tools: make(map[string]Tool, len(cfg.Tools))}
 	for _, t := range cfg.Tools {
 		spec := t.Spec()
@@ -259,9 +268,9 @@ func (l *Loop) Run(ctx context.Context, turn Turn) (Outcome, error) {
 	if l.cfg.Model == nil {
 		return Outcome{Reason: ModelError}, ErrNoModel
 	}
-	started := time.Now()
+	started := l.cfg.Clock.Now()
 	limit := &EndError{Reason: Timeout, Err: errors.New("turn took longer than its limit of " + l.cfg.Timeout.String())}
-	ctx, cancel := context.WithTimeoutCause(ctx, l.cfg.Timeout, limit)
+	ctx, cancel := l.within(ctx, l.cfg.Timeout, limit)
 	defer cancel()
 
 	r := &run{Loop: l, turn: turn, started: started, seen: make(map[string]bool)}
@@ -277,7 +286,7 @@ func (l *Loop) Run(ctx context.Context, turn Turn) (Outcome, error) {
 	if err != nil && reason != Cancelled {
 		r.emit(Event{Type: Error, Content: strings.ToValidUTF8(err.Error(), "\uFFFD")})
 	}
-	r.emit(Event{Type: TurnFinish, Reason: reason, Duration: time.Since(started), Usage: r.out.Usage})
+	r.emit(Event{Type: TurnFinish, Reason: reason, Duration: l.since(started), Usage: r.out.Usage})
 	return r.out, err
 }
 

@@ -83,7 +83,7 @@ func (l *Loop) Object(ctx context.Context, p ObjectPrompt) (Object, error) {
 		return Object{}, err
 	}
 	limit := &EndError{Reason: Timeout, Err: errors.New("the object took longer than the limit of " + l.cfg.Timeout.String())}
-	ctx, cancel := context.WithTimeoutCause(ctx, l.cfg.Timeout, limit)
+	ctx, cancel := l.within(ctx, l.cfg.Timeout, limit)
 	defer cancel()
 	mode := false
 	if m, ok := l.cfg.Model.(ObjectModel); ok {

@@ -71,7 +71,15 @@ func (r *run) steps(ctx context.Context) (Reason, error) {
 		if err != nil {
 			return ended(err)
 		}
-		if reason != "" {
+		over := reason != ""
+		if over && (reason != Done || r.out.Steps >= r.cfg.MaxIterations) {
+			return reason, nil
+		}
+		said, err := r.steer(ctx)
+		if err != nil {
+			return ended(err)
+		}
+		if over && !said {
 			return reason, nil
 		}
 	}
@@ -79,7 +87,7 @@ func (r *run) steps(ctx context.Context) (Reason, error) {
 
 // step asks the model once and runs the calls it wants. It returns a reason where the turn is over.
 func (r *run) step(ctx context.Context) (Reason, error) {
-	started := time.Now()
+	started := r.cfg.Clock.Now()
 	r.emit(Event{Type: StepStart})
 	answer, err := r.ask(ctx)
 	if Overflowed(err) && len(answer.message.Parts) == 0 && r.compact(ctx) {
@@ -93,7 +101,7 @@ func (r *run) step(ctx context.Context) (Reason, error) {
 	}
 	defer func() {
 		r.out.Usage.add(answer.usage)
-		r.emit(Event{Type: StepFinish, Duration: time.Since(started), Usage: answer.usage})
+		r.emit(Event{Type: StepFinish, Duration: r.since(started), Usage: answer.usage})
 	}()
 	if len(answer.message.Parts) > 0 {
 		r.out.Text = answer.message.Text()

@@ -21,15 +21,18 @@ func (r *run) call(ctx context.Context, calls []Call, invalid map[string]string)
 	done := make([]chan struct{}, len(calls))
 	slots := make(chan struct{}, maxParallel)
 	var wg sync.WaitGroup
+	over := false // the turn will end
 	for i, c := range calls {
 		r.emit(Event{Type: ToolCall, Tool: c.Name, ToolID: c.ID, Content: string(c.Args)})
 		c.Metadata = r.turn.Metadata
 		done[i] = make(chan struct{})
+		refusal := r.refusal(ctx, c, invalid[c.ID], over)
+		over = over || ends(refusal)
 		wg.Go(func() {
 			defer close(done[i])
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			results[i], errs[i] = r.callOne(ctx, c, invalid[c.ID])
+			results[i], errs[i] = r.callOne(ctx, c, refusal)
 		})
 	}
 	for i, c := range calls {
@@ -46,12 +49,31 @@ func (r *run) call(ctx context.Context, calls []Call, invalid map[string]string)
 	return Message{Role: RoleTool, Parts: results}, errors.Join(errs...)
 }
 
+// refusal is why a call is not to run. Nobody is asked about one that cannot.
+func (r *run) refusal(ctx context.Context, c Call, invalid string, over bool) error {
+	_, known := r.tools[c.Name]
+	switch {
+	case over:
+		return errors.New("not run: the turn ends")
+	case context.Cause(ctx) != nil:
+		return fmt.Errorf("not run: %w", context.Cause(ctx))
+	case invalid != "":
+		return errors.New(invalid)
+	case !known:
+		return fmt.Errorf("unknown tool %q; %s", c.Name, r.toolNames())
+	}
+	return r.approve(ctx, c)
+}
+
 // callOne runs one call. Only an error that ends the turn is returned as one.
-func (r *run) callOne(ctx context.Context, c Call, invalid string) (Part, error) {
-	started := time.Now()
-	text, err := r.invoke(ctx, c, invalid)
+func (r *run) callOne(ctx context.Context, c Call, refusal error) (Part, error) {
+	started := r.cfg.Clock.Now()
+	text, err := "", refusal
+	if refusal == nil {
+		text, err = r.invoke(ctx, c)
+	}
 	text = r.bound(ctx, c, text)
-	p := Part{Kind: KindResult, ID: c.ID, Name: c.Name, Text: text, DurationMS: time.Since(started).Milliseconds()}
+	p := Part{Kind: KindResult, ID: c.ID, Name: c.Name, Text: text, DurationMS: r.since(started).Milliseconds()}
 	if err != nil {
 		p.Failed = true
 		if p.Text != "" {
@@ -62,8 +84,7 @@ func (r *run) callOne(ctx context.Context, c Call, invalid string) (Part, error)
 	if !utf8.ValidString(p.Text) {
 		p.Text = strings.ToValidUTF8(p.Text, "\uFFFD")
 	}
-	var end *EndError
-	if errors.As(err, &end) && ctx.Err() == nil {
+	if ends(err) && ctx.Err() == nil {
 		return p, err
 	}
 	return p, nil
@@ -93,26 +114,19 @@ func (r *run) bound(ctx context.Context, c Call, text string) string {
 	return fmt.Sprintf("%s\n[cut: the first %d and the last %d of %d bytes; %s]\n%s", text[:head], head, len(text)-tail, len(text), where, text[tail:])
 }
 
-func (r *run) invoke(ctx context.Context, c Call, invalid string) (text string, err error) {
+func (r *run) invoke(ctx context.Context, c Call) (text string, err error) {
 	if cause := context.Cause(ctx); cause != nil {
 		return "", fmt.Errorf("not run: %w", cause)
 	}
-	if invalid != "" {
-		return "", errors.New(invalid)
-	}
-	tool, ok := r.tools[c.Name]
-	if !ok {
-		return "", fmt.Errorf("unknown tool %q; %s", c.Name, r.toolNames())
-	}
 	limit := fmt.Errorf("stopped: the call took longer than its limit of %s", r.cfg.ToolTimeout)
-	tctx, cancel := context.WithTimeoutCause(ctx, r.cfg.ToolTimeout, limit)
+	tctx, cancel := r.within(ctx, r.cfg.ToolTimeout, limit)
 	defer cancel()
 	defer func() {
 		if p := recover(); p != nil {
 			text, err = "", fmt.Errorf("tool %s broke: %v", c.Name, p)
 		}
 	}()
-	text, err = tool.Call(tctx, c)
+	text, err = r.tools[c.Name].Call(tctx, c)
 	if err != nil && tctx.Err() != nil {
 		err = context.Cause(tctx)
 	}

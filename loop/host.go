@@ -1,0 +1,98 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Approver decides about calls before they run. It is asked for one call of a turn after the other, from
+// several goroutines at once when turns overlap; meanwhile the calls before run already.
+type Approver interface {
+	// Approve returns nil where the call may run. An error is told to the model as the call's result; an
+	// *EndError, such as one of reason Denied, ends the turn too. When ctx ends Approve returns soon after.
+	Approve(ctx context.Context, call Call) error
+}
+
+// Steerer hands over what the user says while a turn runs.
+type Steerer interface {
+	// Steer returns what was said since it was called last, mostly nothing. It is called from the turn's
+	// goroutine before each request but the first, and when the model is done: what it returns then is
+	// answered in the same turn. Each text becomes a message of the turn, and is recorded.
+	Steer() []string
+}
+
+// Clock tells the time by which bounds and durations go. It is used by several goroutines at once.
+type Clock interface {
+	Now() time.Time
+	// AfterFunc calls f in a goroutine of its own after d, unless stop is called before.
+	AfterFunc(d time.Duration, f func()) (stop func() bool)
+}
+
+type systemClock struct{}
+
+func (systemClock) Now() time.Time { return time.Now() }
+
+func (systemClock) AfterFunc(d time.Duration, f func()) func() bool { return time.AfterFunc(d, f).Stop }
+
+func (l *Loop) since(t time.Time) time.Duration { return l.cfg.Clock.Now().Sub(t) }
+
+// within ends a context with cause after d. By the system's clock it has a deadline.
+func (l *Loop) within(ctx context.Context, d time.Duration, cause error) (context.Context, context.CancelFunc) {
+	if _, ok := l.cfg.Clock.(systemClock); ok {
+		return context.WithTimeoutCause(ctx, d, cause)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := l.cfg.Clock.AfterFunc(d, func() { cancel(cause) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// approve asks for a call, where there is someone to ask.
+func (r *run) approve(ctx context.Context, c Call) error {
+	if r.cfg.Approver == nil {
+		return nil
+	}
+	r.emit(Event{Type: ApprovalRequest, Tool: c.Name, ToolID: c.ID, Content: string(c.Args)})
+	started := r.cfg.Clock.Now()
+	err := r.cfg.Approver.Approve(ctx, c)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	told := Event{Type: ApprovalResult, Tool: c.Name, ToolID: c.ID, Content: "approved", Failed: err != nil, Duration: r.since(started)}
+	if err != nil {
+		told.Content = err.Error()
+	}
+	r.emit(told)
+	if err != nil {
+		return fmt.Errorf("not run: %w", err)
+	}
+	return nil
+}
+
+// steer takes what was said meanwhile into the turn, and tells whether that was anything.
+func (r *run) steer(ctx context.Context) (bool, error) {
+	if r.turn.Steerer == nil {
+		return false, nil
+	}
+	said := false
+	for _, text := range r.turn.Steerer.Steer() {
+		if text == "" {
+			continue
+		}
+		said = true
+		if err := r.add(ctx, UserMessage(text)); err != nil {
+			return false, err
+		}
+	}
+	return said, nil
+}
+
+// ends tells whether an error is one that ends the turn.
+func ends(err error) bool {
+	var end *EndError
+	return errors.As(err, &end)
+}

@@ -1,0 +1,211 @@
+package loop_test
+
+// Invariant: without hooks of its host a loop does all by itself; a call that is not approved does not
+// run, and what is said meanwhile reaches the model in a consistent history. Worst inputs: a denial
+// among calls that are approved; a decision that never comes; a user who never stops talking; a clock
+// that jumps.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/otters-sh/otters/loop"
+)
+
+// approver decides by a call's arguments, and keeps what it was asked.
+type approver struct {
+	mu    sync.Mutex
+	asked []string
+}
+
+func (a *approver) Approve(ctx context.Context, c loop.Call) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asked = append(a.asked, c.ID+" "+c.Metadata["otters-run"])
+	switch {
+	case strings.Contains(string(c.Args), "risky"):
+		return errors.New("the user says no")
+	case strings.Contains(string(c.Args), "worst"):
+		return loop.End(loop.Denied, "never again")
+	case strings.Contains(string(c.Args), "wait"):
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
+
+func TestACallThatIsNotApprovedDoesNotRun(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		calls   []loop.Delta
+		asked   string
+		results string
+		reason  loop.Reason
+		limit   time.Duration
+	}{
+		"approved": {[]loop.Delta{call(0, "1", "echo", `{"a":1}`), call(1, "2", "echo", `{"b":2}`)}, "1 r1, 2 r1", `{"a":1}, {"b":2}`, loop.Done, 0},
+		"refused":  {[]loop.Delta{call(0, "1", "echo", `{"a":"risky"}`), call(1, "2", "echo", `{}`)}, "1 r1, 2 r1", "not run: the user says no, {}", loop.Done, 0},
+		"denied": {[]loop.Delta{call(0, "1", "echo", `{}`), call(1, "2", "echo", `{"a":"worst"}`), call(2, "3", "echo", `{}`)},
+			"1 r1, 2 r1", "{}, not run: never again, not run: the turn ends", loop.Denied, 0},
+		"nothing to ask": {[]loop.Delta{call(0, "1", "nobody", `{}`), call(1, "2", "echo", `{"cut`)}, "", `unknown tool "nobody"; the tools are echo, arguments are no`, loop.Done, 0},
+		"no decision":    {[]loop.Delta{call(0, "1", "echo", `{"a":"wait"}`), call(1, "2", "echo", `{}`)}, "1 r1", "not run: turn took longer", loop.Timeout, 50 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var a approver
+			var j journal
+			m := &script{answers: []answerFunc{deltas(append(c.calls, finish(loop.FinishStop))...), say("ok")}}
+			out, _ := take(t, context.Background(), loop.Config{Model: m, Tools: []loop.Tool{echo}, Approver: &a, Timeout: c.limit}, &j)
+			if out.Reason != c.reason || strings.Join(a.asked, ", ") != c.asked {
+				t.Errorf("reason %s, asked %q", out.Reason, a.asked)
+			}
+			if got := strings.Join(results(out.Messages[2]), ", "); !strings.HasPrefix(got, c.results) {
+				t.Errorf("results %q", got)
+			}
+			requests, decisions := 0, 0
+			for _, e := range j.events {
+				switch e.Type {
+				case loop.ApprovalRequest:
+					requests++
+				case loop.ApprovalResult:
+					decisions++
+					if e.Failed == (e.Content == "approved") || e.ToolID == "" {
+						t.Errorf("decision %+v", e)
+					}
+				}
+			}
+			if requests != len(a.asked) || decisions != requests {
+				t.Errorf("events %s", j.types())
+			}
+		})
+	}
+}
+
+// steerer says one list of texts after the other, and the last one again and again.
+type steerer [][]string
+
+func (s *steerer) Steer() []string {
+	said := (*s)[0]
+	if len(*s) > 1 {
+		*s = (*s)[1:]
+	}
+	return said
+}
+
+func TestWhatIsSaidMeanwhileReachesTheModel(t *testing.T) {
+	t.Parallel()
+	steps := []answerFunc{deltas(call(0, "1", "echo", "{}"), finish(loop.FinishStop)), say("done"), say("really done")}
+	for name, c := range map[string]struct {
+		said  steerer
+		roles string
+		steps int
+		text  string
+	}{
+		"nothing":              {steerer{nil, {""}}, "user assistant tool assistant", 2, "done"},
+		"between steps":        {steerer{{"also this", "and that"}, nil}, "user assistant tool user user assistant", 2, "done"},
+		"when it is done":      {steerer{nil, {"one more"}, nil}, "user assistant tool assistant user assistant", 3, "really done"},
+		"without end, bounded": {steerer{{"x"}}, "user assistant tool user assistant user assistant user assistant user assistant", 5, "really done"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var j journal
+			m := &script{answers: slices.Clone(steps)}
+			out, err := loop.New(loop.Config{Model: m, Tools: []loop.Tool{echo}, MaxIterations: 5}).Run(context.Background(), loop.Turn{Prompt: "go", Steerer: &c.said, Recorder: &j})
+			var roles []string
+			for _, m := range j.recorded {
+				roles = append(roles, string(m.Role))
+			}
+			if got := strings.Join(roles, " "); err != nil || got != c.roles || out.Reason != loop.Done || out.Steps != c.steps || out.Text != c.text {
+				t.Errorf("%s after %d steps: %s, %q, error %v", out.Reason, out.Steps, got, out.Text, err)
+			}
+			if len(m.requests) != c.steps || len(j.recorded) != len(out.Messages) {
+				t.Errorf("%d requests, %d messages", len(m.requests), len(out.Messages))
+			}
+			checkConsistent(t, out.Messages)
+		})
+	}
+}
+
+// clock is moved by hand.
+type clock struct {
+	mu     sync.Mutex
+	now    time.Time
+	timers map[time.Time][]func()
+}
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *clock) AfterFunc(d time.Duration, f func()) func() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timers == nil {
+		c.timers = make(map[time.Time][]func())
+	}
+	c.timers[c.now.Add(d)] = append(c.timers[c.now.Add(d)], f)
+	return func() bool { return true } // a late end of a context that is over ends nothing
+}
+
+func (c *clock) move(d time.Duration) {
+	c.mu.Lock()
+	c.now = c.now.Add(d)
+	var due []func()
+	for at, fs := range c.timers {
+		if !at.After(c.now) {
+			due = append(due, fs...)
+			delete(c.timers, at)
+		}
+	}
+	c.mu.Unlock()
+	for _, f := range due {
+		f()
+	}
+}
+
+func TestBoundsGoByTheClock(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		passes time.Duration
+		result string
+		reason loop.Reason
+		told   bool
+	}{
+		"within":         {time.Minute - 1, "ran", loop.Done, false},
+		"the call's":     {time.Minute, "longer than its limit of 1m0s", loop.Done, false},
+		"the soft limit": {50 * time.Minute, "longer than its limit of 1m0s", loop.Done, true},
+		"the turn's":     {time.Hour, "", loop.Timeout, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var at clock
+			work := tool{"work", func(ctx context.Context, _ string) (string, error) {
+				at.move(c.passes)
+				if ctx.Err() != nil {
+					return "", ctx.Err()
+				}
+				return "ran", nil
+			}}
+			m := &script{answers: []answerFunc{deltas(call(0, "1", "work", "{}"), finish(loop.FinishStop)), say("ok")}}
+			var j journal
+			out, _ := take(t, context.Background(), loop.Config{Model: m, Tools: []loop.Tool{work}, Clock: &at, Timeout: time.Hour, ToolTimeout: time.Minute}, &j)
+			if out.Reason != c.reason || !strings.Contains(results(out.Messages[2])[0], c.result) {
+				t.Errorf("reason %s, results %q", out.Reason, results(out.Messages[2]))
+			}
+			if last := j.events[len(j.events)-1]; last.Duration != c.passes {
+				t.Errorf("the turn took %s", last.Duration)
+			}
+			if told := len(m.requests) > 1 && strings.Contains(fmt.Sprint(m.requests[1].Messages), "Finish now"); told != c.told {
+				t.Errorf("told to finish: %t", told)
+			}
+		})
+	}
+}
