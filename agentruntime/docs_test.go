@@ -171,15 +171,58 @@ func TestDefaultsAndBoundsAreAsDocumented(t *testing.T) {
 	}
 }
 
-// block is the first code block of a language in the document.
-func block(t *testing.T, language string) string {
+// blocks are the code blocks of a language in the document.
+func blocks(t *testing.T, language string) []string {
 	t.Helper()
-	_, rest, ok := strings.Cut(readDoc(t), "\n```"+language+"\n")
-	text, _, closed := strings.Cut(rest, "```")
-	if !ok || !closed {
+	var list []string
+	for _, rest := range strings.Split(readDoc(t), "\n```"+language+"\n")[1:] {
+		text, _, closed := strings.Cut(rest, "```")
+		if !closed {
+			t.Fatalf("a block of %s has no end", language)
+		}
+		list = append(list, text)
+	}
+	if len(list) == 0 {
 		t.Fatalf("the document has no block of %s", language)
 	}
-	return text
+	return list
+}
+
+// block is the first of them.
+func block(t *testing.T, language string) string { return blocks(t, language)[0] }
+
+func TestTheDocumentsKeysAreSet(t *testing.T) {
+	t.Parallel()
+	wants := [][]string{
+		{`"max_tokens":1000`, `"temperature":0.2`, `"top_p":0.9`, `"presence_penalty":0.5`, `"frequency_penalty":0.5`},
+		{`"max_tokens":8192`, `"thinking":{"budget_tokens":2048,"type":"enabled"}`},
+		{`"top_k":40`},
+	}
+	var all []string
+	for i, text := range blocks(t, "yaml")[1:] {
+		a := newAgent(t, "", say("ok"))
+		a.write("etc/agent.yaml", text)
+		a.opts.Environ = append(a.opts.Environ, "ANTHROPIC_API_BASE="+a.model.Base, "ANTHROPIC_API_KEY=k")
+		if err := chat(context.Background(), a.serve(), "s", "x"); err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		for _, want := range wants[i] {
+			if raw := string(a.model.Requests()[0].Raw); !strings.Contains(raw, want) {
+				t.Errorf("%s is not in %s", want, raw)
+			}
+		}
+		for _, m := range regexp.MustCompile(`(?m)^  ([a-z-]+): "?([^"\n]*)"?$`).FindAllStringSubmatch(text, -1) {
+			all = append(all, m[1])
+			if same, err := agentruntime.SameSettings(map[string]string{m[1]: m[2]}); err != nil || same {
+				t.Errorf("%s of %s changes nothing, error %v", m[1], m[2], err)
+			}
+		}
+	}
+	slices.Sort(all)
+	if all = slices.Compact(all); !slices.Equal(all, slices.Sorted(slices.Values(agentruntime.KnownKeys))) {
+		t.Errorf("the examples set %q", all)
+	}
 }
 
 func TestTheDocumentsTurnHappens(t *testing.T) {

@@ -78,3 +78,39 @@ func TestNoRoomInTheMiddle(t *testing.T) {
 		t.Errorf("exit code %d, said %q", code, p.stderr.String())
 	}
 }
+
+func TestNoRoomForAnAnswer(t *testing.T) {
+	t.Parallel()
+	sentence := strings.Repeat("word ", 200) + "end. "
+	model := serveModel(t, func(modelserver.Request) modelserver.Answer {
+		return modelserver.Answer{Pieces: strings.SplitAfter(strings.Repeat(sentence, 500), ". ")}
+	})
+	root := tree(t)
+	p, c := startFull(t, "600", root, model)
+	s, err := c.ChatStream(context.Background(), &agentv1.ChatStreamRequest{SessionId: "s", Prompt: "go"})
+	var heard, reason string
+	for err == nil {
+		var e *agentv1.ChatStreamEvent
+		if e, err = s.Recv(); e.GetType() == "text.delta" {
+			heard += e.GetContent()
+		}
+		reason += e.GetReason()
+	}
+	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "the disk is full, or a file is at its size limit") || reason != "interrupted" {
+		t.Errorf("the stream ends with %q, error %v", reason, err)
+	}
+	if heard == "" || len(heard) == 500*len(sentence) {
+		t.Errorf("%d bytes were heard of %d", len(heard), 500*len(sentence))
+	}
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.exit(t); code != 0 || strings.Contains(p.stderr.String(), "goroutine") {
+		t.Errorf("exit code %d, said %q", code, p.stderr.String())
+	}
+	// Once there is room, what was heard is there.
+	got := runWith(t, nil, "session", "show", "--root", root, "s")
+	if got.code != 0 || !strings.Contains(got.out, heard[:len(heard)-len(sentence)]) || !strings.Contains(got.out, `\"incomplete\":true,\"reason\":\"interrupted\"`) {
+		t.Errorf("exit code %d, %.300s %s", got.code, got.out, got.err)
+	}
+}
