@@ -114,6 +114,18 @@ func TestBoundsOfATurnAreSettings(t *testing.T) {
 	}
 }
 
+func TestTheSoftLimitOfATurnIsASetting(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, "configs: {turn-soft-timeout: 1s}\n", modelserver.Script(toolCall("1", "sh", `{"args":["-c","sleep 1"]}`), modelserver.Answer{Text: "ok"}))
+	if _, err := stream(context.Background(), a.serve(), "s", "go", nil); err != nil {
+		t.Fatal(err)
+	}
+	first, second := a.model.Requests()[0].Last().Content, a.model.Requests()[1].Last().Content
+	if first != "go" || !strings.Contains(second, " of 30m0s). Finish now") {
+		t.Errorf("the model was told %q, then %q", first, second)
+	}
+}
+
 func TestOddArgumentsAreExplainedToTheModel(t *testing.T) {
 	t.Parallel()
 	for _, c := range [][2]string{

@@ -84,8 +84,11 @@ const (
 	Interrupted   Reason = "interrupted"
 )
 
+var reasons = []Reason{Done, MaxIterations, MaxTokens, Timeout, Repeat, Cancelled, Denied, Budget, ModelError, Interrupted}
+
 // EndError ends a turn with a reason of its own. A model or a tool returns it (Denied, Budget), and a
-// host gives it as the cause when it cancels a turn's context (Interrupted).
+// host gives it as the cause when it cancels a turn's context (Interrupted). A Reason that there is not
+// counts as Interrupted.
 type EndError struct {
 	Reason Reason
 	Err    error

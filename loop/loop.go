@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
+	"slices"
 	"strings"
 	"time"
 )
@@ -294,8 +295,10 @@ func (l *Loop) Run(ctx context.Context, turn Turn) (Outcome, error) {
 func ended(err error) (Reason, error) {
 	var end *EndError
 	switch {
-	case errors.As(err, &end):
+	case errors.As(err, &end) && slices.Contains(reasons, end.Reason):
 		return end.Reason, err
+	case end != nil:
+		return Interrupted, err
 	case errors.Is(err, context.DeadlineExceeded):
 		return Timeout, err
 	case errors.Is(err, context.Canceled):

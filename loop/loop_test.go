@@ -258,6 +258,7 @@ func TestBoundsEndATurn(t *testing.T) {
 		"filter":     {deltas(text("I"), finish(loop.FinishFiltered)), loop.Config{}, loop.ModelError, 1, true},
 		"denied":     {failing(loop.End(loop.Denied, "no")), loop.Config{}, loop.Denied, 1, true},
 		"budget":     {failing(fmt.Errorf("ask: %w", loop.End(loop.Budget, "spent"))), loop.Config{}, loop.Budget, 1, true},
+		"a mood":     {failing(loop.End("mood", "not today")), loop.Config{}, loop.Interrupted, 1, true},
 		"model":      {failing(&loop.CallError{Status: 500, Message: "down"}), loop.Config{}, loop.ModelError, 1, true},
 		"broken off": {deltas(text("half a sen")), loop.Config{}, loop.ModelError, 1, true},
 		"endless answer": {func(yield func(loop.Delta, error) bool) {
