@@ -40,12 +40,13 @@ type commit struct {
 
 // writer is the writing connection inside a transaction; only the committer's goroutine uses it.
 type writer struct {
+	disk  disk
 	conn  *sql.Conn
 	stmts map[string]*sql.Stmt // by text; all of them constants
 }
 
 // startCommitter migrates db and starts the goroutine that owns it until close.
-func startCommitter(db *sql.DB) (*committer, error) {
+func startCommitter(db *sql.DB, d disk) (*committer, error) {
 	ctx := context.Background()
 	if err := migrate(ctx, db); err != nil {
 		return nil, err
@@ -56,7 +57,7 @@ func startCommitter(db *sql.DB) (*committer, error) {
 	}
 	c := &committer{
 		db:   db,
-		tx:   &writer{conn: conn, stmts: make(map[string]*sql.Stmt)},
+		tx:   &writer{disk: d, conn: conn, stmts: make(map[string]*sql.Stmt)},
 		done: make(chan struct{}),
 	}
 	c.arrived = sync.NewCond(&c.mu)
@@ -137,7 +138,7 @@ func (w *writer) commit(group []*commit) error {
 			return err
 		}
 	}
-	if err := w.exec("COMMIT"); err != nil {
+	if err := w.disk.commit(func() error { return w.exec("COMMIT") }); err != nil {
 		w.rollback()
 		return fmt.Errorf("%w: %w", errCommit, err)
 	}

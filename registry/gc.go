@@ -319,7 +319,7 @@ func (w *writer) collect(id int64, c *collection, done *Collected) (file string,
 func (c *collection) removeOrphans(ctx context.Context) error {
 	orphans, err := c.store.orphans(ctx)
 	for _, name := range orphans {
-		if err := os.Remove(filepath.Join(c.store.blobsPath(), name)); err == nil {
+		if err := c.store.opts.disk.remove(filepath.Join(c.store.blobsPath(), name)); err == nil {
 			c.done.Orphans++
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return err

@@ -3,7 +3,6 @@ package registry
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"hash"
 	"io"
@@ -137,7 +136,7 @@ func (g *ingest) rehash(algorithm digest.Algorithm) error {
 }
 
 func (g *ingest) place(d digest.Digest) error {
-	if err := g.file.Sync(); err != nil {
+	if err := g.store.opts.disk.syncFile(g.file); err != nil {
 		return err
 	}
 	if err := g.file.Close(); err != nil {
@@ -151,7 +150,7 @@ func (g *ingest) place(d digest.Digest) error {
 	path := filepath.Join(g.store.blobsPath(), name)
 	g.store.leases.placing(name)
 	g.name = name
-	if err := os.Rename(g.path, path); err != nil {
+	if err := g.store.opts.disk.rename(g.path, path); err != nil {
 		return err
 	}
 	g.path = path
@@ -202,6 +201,7 @@ func digestOfFile(name string) string {
 // folderSync makes renames into a folder durable. Callers that arrive during a sync share the next
 // one.
 type folderSync struct {
+	disk   disk
 	folder *os.File
 
 	mu      sync.Mutex
@@ -212,12 +212,12 @@ type folderSync struct {
 	err     error  // of that sync
 }
 
-func newFolderSync(path string) (*folderSync, error) {
+func newFolderSync(path string, d disk) (*folderSync, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	s := &folderSync{folder: f}
+	s := &folderSync{disk: d, folder: f}
 	s.cond = sync.NewCond(&s.mu)
 	return s, nil
 }
@@ -236,7 +236,7 @@ func (s *folderSync) sync() error {
 		s.running = true
 		covers := s.asked
 		s.mu.Unlock()
-		err := s.folder.Sync()
+		err := s.disk.syncFolder(s.folder)
 		s.mu.Lock()
 		s.running, s.synced, s.err = false, covers, err
 		s.cond.Broadcast()
@@ -245,11 +245,3 @@ func (s *folderSync) sync() error {
 }
 
 func (s *folderSync) close() error { return s.folder.Close() }
-
-func syncFolder(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}

@@ -80,6 +80,14 @@ func (s *Store) open(f *found) (blobReader, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A file that lost its end must not be taken for the whole.
+	info, err := file.Stat()
+	if err == nil && info.Size() != f.size {
+		err = fmt.Errorf("has %d bytes, %d are noted", info.Size(), f.size)
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
 	return file, nil
 }
 

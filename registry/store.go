@@ -43,6 +43,8 @@ type Options struct {
 	MaxUploads int
 	// UploadIdle is how long an upload session may rest before it is removed; 0 means 15 minutes.
 	UploadIdle time.Duration
+
+	disk disk
 }
 
 // Store is an OCI registry in one folder. Its references are "repository:tag" and
@@ -101,7 +103,7 @@ func open(dir string, opts Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := makeFolder(opts.disk, dir); err != nil {
 		return nil, err
 	}
 	s := &Store{dir: dir, opts: opts, leases: newLeases(opts.Now), opened: opts.Now().Unix()}
@@ -120,7 +122,7 @@ func open(dir string, opts Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.commits, err = startCommitter(writer); err != nil {
+	if s.commits, err = startCommitter(writer, opts.disk); err != nil {
 		return nil, errors.Join(err, writer.Close())
 	}
 	if s.db, err = openDatabase(s.databasePath(), "_pragma=query_only(1)"); err != nil {
@@ -128,11 +130,11 @@ func open(dir string, opts Options) (_ *Store, err error) {
 	}
 	s.db.SetMaxOpenConns(readers)
 	s.db.SetMaxIdleConns(readers)
-	if s.folder, err = newFolderSync(s.blobsPath()); err != nil {
+	if s.folder, err = newFolderSync(s.blobsPath(), opts.disk); err != nil {
 		return nil, err
 	}
 	s.uploads = newSessions(opts.MaxUploads, opts.UploadIdle)
-	return s, syncFolder(dir)
+	return s, syncPath(opts.disk, dir)
 }
 
 func withDefaults(o Options) Options {
@@ -147,6 +149,9 @@ func withDefaults(o Options) Options {
 	}
 	if o.UploadIdle == 0 {
 		o.UploadIdle = 15 * time.Minute
+	}
+	if o.disk == nil {
+		o.disk = realDisk{}
 	}
 	return o
 }

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/opencontainers/go-digest"
@@ -105,7 +104,7 @@ func (s *Store) now() int64 { return s.opts.Now().Unix() }
 // longer referred to.
 func (s *Store) removeFile(name string) {
 	if name != "" {
-		_ = os.Remove(filepath.Join(s.blobsPath(), name))
+		_ = s.opts.disk.remove(filepath.Join(s.blobsPath(), name))
 	}
 }
 
