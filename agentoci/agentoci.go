@@ -27,6 +27,7 @@ const (
 	MediaTypeAgentfile = "application/vnd.openotters.agentfile"
 	MediaTypeContext   = "application/vnd.openotters.context.v1"
 	MediaTypeFile      = "application/octet-stream"
+	MediaTypeSkill     = "application/vnd.openotters.skill.v1.tar"
 	MediaTypeMarkdown  = "text/markdown"
 )
 

@@ -12,6 +12,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 )
@@ -32,6 +33,8 @@ type ArchiveOptions struct {
 type Archive struct {
 	spool *os.File
 	nodes map[string]*node
+	// list tells what is in each folder, made when the first is asked for.
+	list func() map[string][]string
 }
 
 type node struct {
@@ -62,6 +65,7 @@ func ReadArchive(ctx context.Context, r io.Reader, opts ArchiveOptions) (_ *Arch
 		return nil, fmt.Errorf("build folder: %w", err)
 	}
 	a := &Archive{spool: spool, nodes: map[string]*node{".": {kind: tar.TypeDir}}}
+	a.list = sync.OnceValue(a.folders)
 	defer func() {
 		if err != nil {
 			spool.Close()
@@ -302,6 +306,20 @@ func (a *Archive) file(name string, n *node) *archiveFile {
 	return &archiveFile{SectionReader: io.NewSectionReader(a.spool, n.at, n.size), name: name, node: n}
 }
 
+// folders lists the names in each folder, sorted.
+func (a *Archive) folders() map[string][]string {
+	out := map[string][]string{}
+	for name := range a.nodes {
+		if name != "." {
+			out[path.Dir(name)] = append(out[path.Dir(name)], path.Base(name))
+		}
+	}
+	for _, names := range out {
+		slices.Sort(names)
+	}
+	return out
+}
+
 // archiveFile is its own fs.FileInfo.
 type archiveFile struct {
 	*io.SectionReader
@@ -341,12 +359,9 @@ var _ fs.ReadDirFile = (*archiveFolder)(nil)
 func (f *archiveFolder) ReadDir(n int) ([]fs.DirEntry, error) {
 	if !f.listed {
 		f.listed = true
-		for name, node := range f.archive.nodes {
-			if name != "." && path.Dir(name) == f.at {
-				f.list = append(f.list, fs.FileInfoToDirEntry(f.archive.file(path.Base(name), node)))
-			}
+		for _, name := range f.archive.list()[f.at] {
+			f.list = append(f.list, fs.FileInfoToDirEntry(f.archive.file(name, f.archive.nodes[path.Join(f.at, name)])))
 		}
-		slices.SortFunc(f.list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	}
 	if n > 0 && len(f.list) == 0 {
 		return nil, io.EOF

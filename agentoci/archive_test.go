@@ -11,6 +11,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/otters-sh/otters/spec"
 )
 
 // Invariant: an Archive holds only what is below its root, once, and nothing is left behind. The three
@@ -188,6 +190,7 @@ func TestArchiveLeavesNothingBehindAndStops(t *testing.T) {
 func FuzzReadArchive(f *testing.F) {
 	f.Add(archive(f, file("a/b", "x"), symlink("c", "a/../b"), hardlink("d", "a/b"), dir("e")))
 	f.Add(archive(f, symlink("a", "/"), file("../x", "y")))
+	f.Add(archive(f, file("SKILL.md", skillText), file("ref/units.md", "km")))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, err := ReadArchive(t.Context(), bytes.NewReader(data), ArchiveOptions{MaxBytes: 1 << 20, MaxEntries: 100})
 		if err != nil {
@@ -207,6 +210,14 @@ func FuzzReadArchive(f *testing.F) {
 				t.Fatalf("%q: %d bytes, %v", name, len(b), err)
 			}
 			f.Close()
+		}
+		// The same as a skill: all that it lists are its own plain files.
+		skill, err := spec.SkillFiles(a, ".")
+		for _, part := range skill {
+			n := a.nodes[part.Path]
+			if err != nil || n == nil || n.kind != tar.TypeReg || n.size != part.Size {
+				t.Fatalf("%q: %+v, %v", part.Path, n, err)
+			}
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"path"
 	"time"
 
 	digest "github.com/opencontainers/go-digest"
@@ -74,7 +75,7 @@ func Build(ctx context.Context, target oras.Target, source []byte, opts BuildOpt
 	if err != nil {
 		return nil, fmt.Errorf("build %s: %w", opts.Name, err)
 	}
-	return &BuildResult{Descriptor: desc, Agentfile: b.def, Warnings: warnings(own)}, nil
+	return &BuildResult{Descriptor: desc, Agentfile: b.def, Warnings: warnings(own, b.inSkills)}, nil
 }
 
 type builder struct {
@@ -83,8 +84,9 @@ type builder struct {
 	source []byte
 	def    *spec.Agentfile
 	chain  []Link
-	// files are the ADD files by name.
-	files map[string]added
+	// files are the ADD files and skills by name, and inSkills the paths of the skills' files.
+	files    map[string]added
+	inSkills []string
 }
 
 // added is content that is read twice: for its digest, and to be stored.
@@ -148,29 +150,40 @@ func pinned(ref spec.Reference, got digest.Digest) error {
 func (b *builder) read(ctx context.Context, own *spec.Agentfile) error {
 	var errs []error
 	for _, d := range own.Adds {
+		if d.IsSkill() {
+			skill, files, err := b.skill(ctx, d.Src)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("ADD %s: %s: %w", d.Name, d.Src, err))
+			}
+			b.files[d.Name] = skill
+			for _, f := range files {
+				b.inSkills = append(b.inSkills, path.Join(d.Src, f.Path))
+			}
+			continue
+		}
 		desc, err := b.digest(ctx, d.Src)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("ADD %s: %s: %w", d.Name, d.Src, err))
 			continue
 		}
 		b.files[d.Name] = added{desc: desc, open: func(context.Context) (io.ReadCloser, error) {
-			return b.open(d.Src)
+			return openRegular(b.opts.Folder, d.Src)
 		}}
 	}
 	return errors.Join(errs...)
 }
 
-// open opens a file that Parse found to be regular, unless it is none any more: opening a named pipe waits
-// for its other end.
-func (b *builder) open(name string) (fs.File, error) {
-	info, err := fs.Stat(b.opts.Folder, name)
+// openRegular opens a file that Parse found to be regular, unless it is none any more: opening a named pipe
+// waits for its other end.
+func openRegular(folder fs.FS, name string) (fs.File, error) {
+	info, err := fs.Stat(folder, name)
 	if err == nil && !info.Mode().IsRegular() {
 		err = errors.New("it changed while it was built")
 	}
 	if err != nil {
 		return nil, err
 	}
-	return b.opts.Folder.Open(name)
+	return folder.Open(name)
 }
 
 // noFolder is the build folder of a build without one.
@@ -181,7 +194,7 @@ func (noFolder) Open(name string) (fs.File, error) {
 }
 
 func (b *builder) digest(ctx context.Context, name string) (ocispec.Descriptor, error) {
-	f, err := b.open(name)
+	f, err := openRegular(b.opts.Folder, name)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}

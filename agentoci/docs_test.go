@@ -97,6 +97,7 @@ func TestTheReferencesExamplesAreBuilt(t *testing.T) {
 	for _, name := range []string{"rivers.json", "texts/rivers.md", "data/rivers.json", "data/2026.csv"} {
 		folder[name] = &fstest.MapFile{Data: []byte(name)}
 	}
+	folder["skills/tables/SKILL.md"] = &fstest.MapFile{Data: []byte(skillText)}
 	store := memory.New()
 	build(t, store, "FROM scratch\nMODEL a/b\n", BuildOptions{Tags: []string{"host.example/team/base:1"}})
 	blocks := fenced(t, string(text), "agentfile")

@@ -78,8 +78,11 @@ func (i *Image) load(ctx context.Context) error {
 	if c.Syntax == "" {
 		c.Syntax = spec.DefaultSyntax
 	}
-	if c.Syntax != spec.DefaultSyntax {
+	switch {
+	case c.Syntax != spec.DefaultSyntax && c.Syntax != spec.SkillSyntax:
 		return fmt.Errorf("config: its syntax %.100q is not known here; %s is", c.Syntax, spec.DefaultSyntax)
+	case c.Agent.HasSkills() && c.Syntax != spec.SkillSyntax:
+		return fmt.Errorf("config: it has skills, which are not in its syntax %s", c.Syntax)
 	}
 	i.Agentfile = c.Agent
 	i.Agentfile.Syntax = c.Syntax
@@ -97,7 +100,7 @@ func (i *Image) layers(ctx context.Context) error {
 			i.source = l
 		case MediaTypeContext:
 			contexts[title(l)] = l
-		case MediaTypeFile:
+		case MediaTypeFile, MediaTypeSkill:
 			if _, ok := i.files[title(l)]; ok {
 				return fmt.Errorf("layer %.100q: it is there twice", title(l))
 			}
@@ -121,14 +124,18 @@ func (i *Image) layers(ctx context.Context) error {
 		return fmt.Errorf("config: %w", err)
 	}
 	for _, d := range i.Agentfile.Adds {
-		if _, ok := i.files[d.Name]; !ok {
+		l, ok := i.files[d.Name]
+		switch {
+		case !ok:
 			return fmt.Errorf("ADD %s: the image has no layer of that title", d.Name)
+		case d.IsSkill() != (l.MediaType == MediaTypeSkill):
+			return fmt.Errorf("ADD %s: its layer is of type %.100q", d.Name, l.MediaType)
 		}
 	}
 	return nil
 }
 
-// OpenAdd opens the file that becomes etc/data/name, and tells its size. Reading it ends in an error
+// OpenAdd opens the file that becomes etc/data/name, or a skill's archive, and tells its size. Reading it ends in an error
 // instead of io.EOF when the content is not what the manifest says.
 func (i *Image) OpenAdd(ctx context.Context, name string) (io.ReadCloser, int64, error) {
 	desc, ok := i.files[name]

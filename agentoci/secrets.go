@@ -23,7 +23,7 @@ var secretKeys = regexp.MustCompile(`(?i)(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CRED
 
 // warnings names what looks like a secret and is about to be readable by everyone who can pull. Only
 // names are looked at, and no value is printed.
-func warnings(own *spec.Agentfile) []string {
+func warnings(own *spec.Agentfile, inSkills []string) []string {
 	var out []string
 	file := func(instruction, name, src string) {
 		if secretFile(src) || secretFile(name) {
@@ -32,6 +32,9 @@ func warnings(own *spec.Agentfile) []string {
 	}
 	for _, d := range own.Adds {
 		file("ADD", d.Name, d.Src)
+	}
+	for _, src := range inSkills {
+		file("ADD", path.Base(src), src)
 	}
 	for _, c := range own.Contexts {
 		if c.File != "" {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -33,7 +34,34 @@ func (s sent) Open(name string) (fs.File, error) {
 	if err := s.check("open", name); err != nil {
 		return nil, err
 	}
-	return s.FS.Open(name)
+	f, err := s.FS.Open(name)
+	if d, ok := f.(fs.ReadDirFile); ok && err == nil {
+		if info, err := d.Stat(); err == nil && info.IsDir() {
+			return sentFolder{d, s, name}, nil
+		}
+	}
+	return f, err
+}
+
+// sentFolder lists what of a folder is sent.
+type sentFolder struct {
+	fs.ReadDirFile
+	sent sent
+	name string
+}
+
+func (f sentFolder) ReadDir(n int) ([]fs.DirEntry, error) {
+	for {
+		list, err := f.ReadDirFile.ReadDir(n)
+		list = slices.DeleteFunc(list, func(e fs.DirEntry) bool {
+			// A folder that is left out may have an exception in it.
+			skip := f.sent.match(path.Join(f.name, e.Name())) != nil
+			return skip && !(e.IsDir() && f.sent.ignore.exceptions())
+		})
+		if n <= 0 || len(list) > 0 || err != nil {
+			return list, err
+		}
+	}
 }
 
 func (s sent) Stat(name string) (fs.FileInfo, error) {
@@ -61,7 +89,14 @@ func (s sent) check(op, name string) error {
 		}
 		at, rest = path.Dir(at), append(strings.Split(to, "/"), rest...)
 	}
-	if err := s.match(at); err != nil {
+	err := s.match(at)
+	if errors.Is(err, errLeftOut) && s.ignore.exceptions() {
+		// A folder may have an exception in it.
+		if info, statErr := fs.Stat(s.FS, at); statErr == nil && info.IsDir() {
+			return nil
+		}
+	}
+	if err != nil {
 		return &fs.PathError{Op: op, Path: name, Err: err}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -129,6 +130,12 @@ func TestFolderIsWhatIsSent(t *testing.T) {
 		if _, err := fs.ReadFile(files, good); err != nil {
 			t.Error(err)
 		}
+	}
+	if list, err := fs.ReadDir(files, "keys"); err != nil || len(list) != 1 || list[0].Name() != "public" {
+		t.Error(list, err)
+	}
+	if list, err := fs.ReadDir(files, "."); err != nil || slices.ContainsFunc(list, func(e fs.DirEntry) bool { return e.Name() == "hidden" }) {
+		t.Error(list, err)
 	}
 	for bad, want := range map[string]error{
 		"keys/private": errLeftOut, "a/up": errLeftOut, "hidden/b": errLeftOut, "all/private": errLeftOut, "circle": nil, "out": nil, "none": fs.ErrNotExist, "../x": nil,

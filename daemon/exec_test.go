@@ -379,7 +379,7 @@ func TestTheToolsThatWriteWorkAtEveryLevel(t *testing.T) {
 	for _, tool := range []string{"write", "edit", "sed", "tar", "cat"} {
 		agentfile += "BIN " + tool + " otters/tools/" + tool + "\n"
 	}
-	d.image("writer", map[string]string{"Agentfile": agentfile})
+	d.image("writer", map[string]string{"Agentfile": agentfile + "ADD holt/\n", "holt/SKILL.md": "---\nname: holt\n---\n", "holt/ref/notes.md": "of a skill"})
 	for _, level := range hostLevels(t) {
 		name := string(level)
 		d.create(&daemonv1.CreateAgentRequest{Image: "writer", Name: name, Sandbox: name})
@@ -395,6 +395,10 @@ func TestTheToolsThatWriteWorkAtEveryLevel(t *testing.T) {
 		r, err := collect(d.exec(t.Context(), name, "cat", "out/notes.txt", "out/d/more.txt"))
 		if err != nil || r.out != "two otters, and moremore" {
 			t.Errorf("%s: %+v, %v", level, r, err)
+		}
+		r, err = collect(d.exec(t.Context(), name, "cat", "../etc/data/skills/holt/SKILL.md", "../etc/data/skills/holt/ref/notes.md"))
+		if err != nil || r.out != "---\nname: holt\n---\nof a skill" {
+			t.Errorf("%s: a skill's files: %+v, %v", level, r, err)
 		}
 	}
 }

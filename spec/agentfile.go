@@ -5,8 +5,16 @@
 // Parse may be given, and may be used by anyone.
 package spec
 
+import (
+	"slices"
+	"strings"
+)
+
 // DefaultSyntax is the language version a file without a syntax line is written in.
 const DefaultSyntax = "openotters/agentfile:1"
+
+// SkillSyntax is that of a definition with skills, which readers of DefaultSyntax alone refuse.
+const SkillSyntax = "openotters/agentfile:1+skills"
 
 // Agentfile is the resolved definition of an agent: what the file says after ARG expansion, merged
 // with its parent. Its JSON form is the "agent" object of an image's config blob, with empty fields
@@ -76,13 +84,20 @@ type Env struct {
 	Description string `json:"description,omitempty"`
 }
 
-// Add is a file that becomes etc/data/NAME.
+// Add is a file that becomes etc/data/NAME, or a skill: a folder that becomes etc/data/skills/NAME.
 type Add struct {
 	Src string `json:"src"`
-	// Name is the file's name in etc/data. An older blob's "dst" is read as its last element.
+	// Name is the path in etc/data: a file's name, or skills/NAME. An older blob's "dst" is read as its
+	// last element.
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
 }
+
+// IsSkill tells that it is a folder with a SKILL.md.
+func (a Add) IsSkill() bool { return strings.HasPrefix(a.Name, skillsDir) }
+
+// HasSkills tells that the definition needs SkillSyntax.
+func (a *Agentfile) HasSkills() bool { return slices.ContainsFunc(a.Adds, Add.IsSkill) }
 
 // Mount is a host path that an agent sees.
 type Mount struct {

@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // maxListed is how many names of a folder are compared with one that is not there.
@@ -36,6 +37,11 @@ func (p *parser) sources(folder fs.FS) {
 		c.Content = text
 	}
 	for _, d := range p.a.Adds {
+		if d.IsSkill() {
+			_, err := SkillFiles(folder, d.Src)
+			p.source("ADD", d.Name, d.Src, f, err)
+			continue
+		}
 		_, err := f.stat(d.Src, MaxFile)
 		p.source("ADD", d.Name, d.Src, f, err)
 	}
@@ -48,7 +54,7 @@ func (p *parser) source(kind, key, src string, f *folderReader, err error) {
 	}
 	hint := ""
 	if errors.Is(err, fs.ErrNotExist) && len(p.problems) < maxProblems {
-		hint = f.meant(src)
+		hint = f.meant(src, strings.HasPrefix(key, skillsDir))
 	}
 	at := p.places[kind+" "+key]
 	p.line, p.text = at.line, at.text
@@ -87,7 +93,7 @@ func (f *folderReader) stat(name string, most int64) (fs.FileInfo, error) {
 	case err != nil:
 		return nil, err
 	case info.IsDir():
-		return nil, errors.New("it is a folder; name its files one by one")
+		return nil, errors.New("it is a folder; name its files one by one, or write a / after that of a skill")
 	case !info.Mode().IsRegular():
 		return nil, errors.New("it is no regular file")
 	case info.Size() > most:
@@ -117,8 +123,11 @@ func (f *folderReader) text(name string) (string, error) {
 }
 
 // meant is the hint for a path that is not there: the same with its first wrong part mended.
-func (f *folderReader) meant(src string) string {
+func (f *folderReader) meant(src string, skill bool) string {
 	parts := strings.Split(src, "/")
+	if skill {
+		parts = append(parts, SkillFile)
+	}
 	dir := "."
 	for i, part := range parts {
 		var names []string
@@ -135,8 +144,11 @@ func (f *folderReader) meant(src string) string {
 				return ""
 			}
 			fixed := path.Join(append([]string{dir, near}, parts[i+1:]...)...)
-			if _, err := f.stat(fixed, MaxFile); err != nil {
+			if _, err := f.stat(fixed, MaxFile); err != nil || skill && last {
 				return ""
+			}
+			if skill {
+				fixed = strings.TrimSuffix(fixed, SkillFile)
 			}
 			return fmt.Sprintf("did you mean %s?", clip(fixed))
 		}
@@ -159,4 +171,104 @@ func (f *folderReader) list(dir string) []fs.DirEntry {
 		_ = file.Close()
 	}
 	return f.lists[dir]
+}
+
+// SkillPart is a file of a skill.
+type SkillPart struct {
+	// Path is that in the skill's folder, with slashes; Size is in bytes.
+	Path string
+	Size int64
+}
+
+// SkillFiles lists the files of the skill in the folder dir, in the order of their paths. It is an error
+// when it has no SKILL.md that begins with front matter, something that is neither file nor folder, such as
+// a link, or more than the bounds of this package.
+func SkillFiles(folder fs.FS, dir string) ([]SkillPart, error) {
+	f := &folderReader{fs: folder}
+	if info, err := fs.Stat(folder, dir); err == nil && !info.IsDir() {
+		return nil, errors.New("it is no folder; leave the / out")
+	}
+	info, err := f.stat(path.Join(dir, SkillFile), MaxSkillText)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", SkillFile, err)
+	}
+	if err := frontMatter(folder, path.Join(dir, SkillFile), info.Size()); err != nil {
+		return nil, fmt.Errorf("%s: %w", SkillFile, err)
+	}
+	w := &skillWalk{folder: folder}
+	if err := w.walk(dir, ".", 1); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(w.parts, func(a, b SkillPart) int { return strings.Compare(a.Path, b.Path) })
+	return w.parts, nil
+}
+
+// frontMatter tells that a file begins with it. What stands in it is the runtime's to read.
+func frontMatter(folder fs.FS, name string, size int64) error {
+	file, err := folder.Open(name)
+	if err != nil {
+		return err
+	}
+	text, err := io.ReadAll(io.LimitReader(file, size))
+	if err := errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	if !utf8.Valid(text) {
+		return errors.New("the text is not UTF-8")
+	}
+	first, _, _ := strings.Cut(strings.TrimPrefix(string(text), "\ufeff"), "\n")
+	if strings.TrimSuffix(first, "\r") != "---" {
+		return errors.New("it begins with no front matter; write name and description between lines of ---")
+	}
+	return nil
+}
+
+type skillWalk struct {
+	folder  fs.FS
+	parts   []SkillPart
+	entries int
+	bytes   int64
+}
+
+// walk reads the folder at, which lies at rel in the skill.
+func (w *skillWalk) walk(at, rel string, depth int) error {
+	dir, err := w.folder.Open(at)
+	if err != nil {
+		return err
+	}
+	d, ok := dir.(fs.ReadDirFile)
+	if !ok {
+		return errors.Join(errors.New("it can't be listed"), dir.Close())
+	}
+	list, err := d.ReadDir(MaxSkillFiles - w.entries + 1)
+	if err = errors.Join(err, dir.Close()); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	for _, e := range list {
+		name := path.Join(rel, e.Name())
+		if w.entries++; w.entries > MaxSkillFiles {
+			return fmt.Errorf("more than %d files and folders", MaxSkillFiles)
+		}
+		info, err := e.Info()
+		switch {
+		case err != nil:
+			return err
+		case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }):
+			return fmt.Errorf("%q: the name has what is no text", clip(name))
+		case info.IsDir() && depth == MaxSkillDepth:
+			return fmt.Errorf("%s: it lies more than %d folders deep", clip(name), MaxSkillDepth)
+		case info.IsDir():
+			if err := w.walk(path.Join(at, e.Name()), name, depth+1); err != nil {
+				return err
+			}
+			continue
+		case !info.Mode().IsRegular():
+			return fmt.Errorf("%s: it is neither a file nor a folder; put a copy there", clip(name))
+		}
+		if w.bytes += info.Size(); w.bytes > MaxSkillBytes {
+			return fmt.Errorf("the files have more than %d bytes together", MaxSkillBytes)
+		}
+		w.parts = append(w.parts, SkillPart{name, info.Size()})
+	}
+	return nil
 }

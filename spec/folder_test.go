@@ -50,7 +50,7 @@ f:6:5: ADD A.md: A.md: there is no such file in the build folder; did you mean a
 f:7:5: ADD farthest: farthest: there is no such file in the build folder
     ADD farthest
         ^
-f:8:5: ADD y: data: it is a folder; name its files one by one
+f:8:5: ADD y: data: it is a folder; name its files one by one, or write a / after that of a skill
     ADD data y
         ^
 f:9:15: CONTEXT A: out: path escapes from parent

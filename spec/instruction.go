@@ -27,7 +27,7 @@ var form = map[string]string{
 	"ENV":        `ENV KEY=value ["description"]`,
 	"BIN":        `BIN name image ["description"] [<<MARK]`,
 	"EXEC":       `EXEC ["argument", …]`,
-	"ADD":        `ADD path [name] ["description"]`,
+	"ADD":        `ADD path [name] ["description"], the path of a skill's folder with a / at its end`,
 	"LABEL":      "LABEL key=value",
 	"ARG":        "ARG key[=default]",
 	"CAPABILITY": "CAPABILITY name …",
@@ -312,7 +312,7 @@ func (in *instruction) bin() {
 }
 
 func (in *instruction) add() {
-	src := in.word("a path", checkSource)
+	src := in.word("a path", checkAddSource)
 	if in.failed {
 		return
 	}
@@ -326,10 +326,15 @@ func (in *instruction) add() {
 			d.Name = path.Base(d.Name)
 		}
 	}
-	if err := checkAddName(d.Name); err != nil {
+	check, dir := checkDataName, ""
+	if strings.HasSuffix(src.text, "/") {
+		check, dir = checkSkillName, skillsDir
+	}
+	if err := check(d.Name); err != nil {
 		in.problem(at, hint, "%v", err)
 		return
 	}
+	d.Name = dir + d.Name
 	d.Description = in.description()
 	if in.end(); !in.failed {
 		in.places["ADD "+d.Name] = place{in.line, src.at, in.text}

@@ -30,6 +30,9 @@ func Merge(parent, child *Agentfile) *Agentfile {
 	if c.Runtime == "" {
 		out.Configs = union(p.Configs, c.Configs, func(e Config) string { return e.Key })
 	}
+	if out.HasSkills() {
+		out.Syntax = SkillSyntax
+	}
 	if out.Exec == nil {
 		out.Exec = p.Exec
 	}

@@ -37,7 +37,9 @@ func Parse(name string, src []byte, opts ParseOptions) (*Agentfile, error) {
 
 		places: map[string]place{},
 	}
-	if p.parse(src); opts.Folder != nil {
+	p.parse(src)
+	p.skills()
+	if opts.Folder != nil {
 		p.sources(opts.Folder)
 	}
 	if len(p.problems) > 0 {
@@ -73,6 +75,9 @@ type parser struct {
 	taken   int
 	count   int
 	hasFrom bool
+
+	// plain tells that the file says it is of DefaultSyntax.
+	plain bool
 
 	expanded int
 	bloated  bool
@@ -189,8 +194,28 @@ func (p *parser) comment() {
 	case m == nil:
 	case p.line != 1:
 		p.problem(0, "move it there", "the syntax line is not the first line of the file")
-	case m[1] != DefaultSyntax:
+	case m[1] == DefaultSyntax:
+		p.plain = true
+	case m[1] != SkillSyntax:
 		p.problem(strings.Index(p.text, "=")+1, "write "+DefaultSyntax, "unknown syntax %q", clip(m[1]))
+	}
+}
+
+// skills checks the skills of the file together.
+func (p *parser) skills() {
+	hint := ""
+	name, err := checkSkills(p.a.Adds)
+	if i := slices.IndexFunc(p.a.Adds, Add.IsSkill); i >= 0 {
+		p.a.Syntax = SkillSyntax
+		if p.plain && err == nil {
+			name, hint = p.a.Adds[i].Name, "write # syntax="+SkillSyntax+" in the first line, or leave it out"
+			err = fmt.Errorf("there are no skills in %s", DefaultSyntax)
+		}
+	}
+	if err != nil {
+		at := p.places["ADD "+name]
+		p.line, p.text = at.line, at.text
+		p.problem(at.at, hint, "%v", err)
 	}
 }
 

@@ -157,7 +157,7 @@ func TestParseRefuses(t *testing.T) {
 		"an empty EXEC":                                 {`EXEC []`, "the list is empty", `EXEC [""]`},
 		"something after EXEC":                          {`EXEC ["a"] b`, "something after the list", `EXEC ["a"] `},
 		"an EXEC argument without quotes":               {`EXEC ["a" b]`, "2:11: an argument is a string", `EXEC ["a", "b"]`},
-		"an ADD of a folder":                            {"ADD data/", "is a folder", "ADD data/x"},
+		"an ADD of a folder":                            {"ADD data//", "is a folder", "ADD data/x"},
 		"an ADD above the folder":                       {"ADD ../x", "has a .. part", "ADD x"},
 		"an ADD whose file name is no name":             {`ADD "my file"`, "give it one: ADD path name", `ADD "my file" file`},
 		"an ADD over the tools' documents":              {"ADD bins", "the name bins is reserved", "ADD bin"},

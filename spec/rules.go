@@ -25,6 +25,14 @@ const (
 	MaxTexts = 16 << 20
 	// MaxFile is the size of one ADD file in bytes.
 	MaxFile = 1 << 30
+	// MaxSkills is the number of skills, MaxSkillFiles that of the files and folders of one, MaxSkillDepth
+	// how deep they lie in it, and MaxSkillBytes the size of its files together.
+	MaxSkills     = 64
+	MaxSkillFiles = 1000
+	MaxSkillDepth = 10
+	MaxSkillBytes = 16 << 20
+	// MaxSkillText is the size of a SKILL.md in bytes; runtimes read no more of it.
+	MaxSkillText = 256 << 10
 	// MaxValue is the size of a CONFIG, ENV, LABEL, ARG or EXEC value in bytes. Linux takes no
 	// variable or argument over 128 KiB.
 	MaxValue = 64 << 10
@@ -36,7 +44,14 @@ const (
 	MaxDepth = 10
 )
 
+// skillsDir is where skills lie in etc/data, and SkillFile what each has.
+const (
+	skillsDir = "skills/"
+	SkillFile = "SKILL.md"
+)
+
 var (
+	skillPattern = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 	namePattern  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 	labelPattern = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$`)
 	envPattern   = regexp.MustCompile(`^[A-Z_][A-Z0-9_]*$`)
@@ -74,12 +89,43 @@ func checkContextName(s string) error {
 	return checkName(s)
 }
 
-// checkAddName refuses "bins", the folder of the tools' documents in etc/data.
 func checkAddName(s string) error {
+	if name, ok := strings.CutPrefix(s, skillsDir); ok {
+		return checkSkillName(name)
+	}
+	return checkDataName(s)
+}
+
+// checkDataName refuses "bins", the folder of the tools' documents in etc/data.
+func checkDataName(s string) error {
 	if s == "bins" {
 		return errors.New("the name bins is reserved: etc/data/bins holds the tools' documents; choose another")
 	}
 	return checkName(s)
+}
+
+func checkSkillName(s string) error {
+	if !skillPattern.MatchString(s) {
+		return fmt.Errorf("%q is not the name of a skill: it is 1 to 64 of a to z, digits and -", clip(s))
+	}
+	return nil
+}
+
+// checkSkills checks the ADDs together. It returns the name of the one that is wrong with the reason.
+func checkSkills(list []Add) (string, error) {
+	skills := 0
+	for _, d := range list {
+		if !d.IsSkill() {
+			continue
+		}
+		if skills++; skills > MaxSkills {
+			return d.Name, fmt.Errorf("more than %d skills", MaxSkills)
+		}
+	}
+	if skills > 0 && slices.ContainsFunc(list, func(d Add) bool { return d.Name+"/" == skillsDir }) {
+		return "skills", errors.New("the name skills is taken: etc/data/skills holds the skills; choose another")
+	}
+	return "", nil
 }
 
 func checkConfigKey(s string) error {
@@ -178,6 +224,14 @@ func checkSource(s string) error {
 		return fmt.Errorf("the path %q is a folder; name a file", clip(s))
 	}
 	return checkText(s, 4096)
+}
+
+// checkAddSource takes a folder too, with one slash at its end: that of a skill.
+func checkAddSource(s string) error {
+	if folder, ok := strings.CutSuffix(s, "/"); ok && folder != "" && !strings.HasSuffix(folder, "/") && path.Clean(folder) != "." {
+		return checkSource(folder)
+	}
+	return checkSource(s)
 }
 
 func checkDescription(s string) error {

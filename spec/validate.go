@@ -88,6 +88,9 @@ func (v *validator) documents(a *Agentfile) {
 	each(v, "ADD", a.Adds, func(d Add) string { return d.Name }, func(d Add) []error {
 		return []error{checkAddName(d.Name), checkDescription(d.Description)}
 	})
+	if _, err := checkSkills(a.Adds); err != nil {
+		v.check("ADD", err)
+	}
 	each(v, "CAPABILITY", a.Capabilities, capability, func(s string) []error {
 		return []error{checkCapability(s)}
 	})

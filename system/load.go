@@ -179,8 +179,11 @@ func (a *Agent) restore() error {
 		return fmt.Errorf("%w: it has no source", ErrHandle)
 	}
 	source := h.Source.Clone()
-	// An Agentfile's JSON form has no syntax; a definition of another one was never prepared.
+	// An Agentfile's JSON form has no syntax; a definition of one that is not known was never prepared.
 	source.Syntax = spec.DefaultSyntax
+	if source.HasSkills() {
+		source.Syntax = spec.SkillSyntax
+	}
 	if err := h.openEnvs(a.provider.sealer, source); err != nil {
 		return err
 	}

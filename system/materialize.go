@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"strings"
@@ -336,7 +335,7 @@ func (m *materializer) write(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := m.add(ctx, a.Name); err != nil {
+		if err := m.add(ctx, a); err != nil {
 			return err
 		}
 	}
@@ -408,34 +407,6 @@ func (m *materializer) file(name string, data []byte) error {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
-}
-
-// add streams a file of the image to etc/data; it is in place only when its digest was right.
-func (m *materializer) add(ctx context.Context, name string) (err error) {
-	r, _, err := m.image.OpenAdd(ctx, name)
-	if err != nil {
-		return fmt.Errorf("%w: file %s: %w", ErrPull, name, err)
-	}
-	defer r.Close()
-	f, err := m.fs.TempFile(workspace.DataDir, ".new-")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	tmp := f.Name()
-	if _, err = io.Copy(f, r); err != nil {
-		err = fmt.Errorf("%w: file %s: %w", ErrPull, name, err)
-	}
-	err = errors.Join(err, f.Close())
-	if c, ok := m.fs.(billy.Change); ok && err == nil {
-		err = c.Chmod(tmp, 0o644)
-	}
-	if err == nil {
-		err = m.fs.Rename(tmp, path.Join(workspace.DataDir, name))
-	}
-	if err != nil {
-		_ = m.fs.Remove(tmp)
-	}
-	return err
 }
 
 func (m *materializer) symlinkBins() error {

@@ -93,8 +93,13 @@ func TestMaterializeContentExtractsContextsAndFiles(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "rivers.json"), []byte("[]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	skill := filepath.Join(dir, "tables")
+	if err := errors.Join(os.MkdirAll(filepath.Join(skill, "ref"), 0o700), os.WriteFile(filepath.Join(skill, "ref/units.md"), []byte("km"), 0o600),
+		os.WriteFile(filepath.Join(skill, "SKILL.md"), []byte("---\nname: tables\n---\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	store := memory.New()
-	res, err := agentoci.Build(t.Context(), store, []byte(plain+"CONTEXT MANNERS \"how\" <<E\nbe kind\nE\nADD rivers.json\n"), agentoci.BuildOptions{Folder: os.DirFS(dir)})
+	res, err := agentoci.Build(t.Context(), store, []byte(plain+"CONTEXT MANNERS \"how\" <<E\nbe kind\nE\nADD rivers.json\nADD tables/\n"), agentoci.BuildOptions{Folder: os.DirFS(dir)})
 	if err == nil {
 		err = store.Tag(t.Context(), res.Descriptor, "latest")
 	}
@@ -105,7 +110,7 @@ func TestMaterializeContentExtractsContextsAndFiles(t *testing.T) {
 	if _, err := system.MaterializeContent(t.Context(), fs, uuid.New(), "", system.MaterializeOptions{Store: store, Ref: ref}); err != nil {
 		t.Fatal(err)
 	}
-	for file, want := range map[string]string{"etc/context/MANNERS.md": "be kind", "etc/data/rivers.json": "[]", "etc/agent.yaml": "name: MANNERS", "etc/context/AGENT.md": "rivers.json"} {
+	for file, want := range map[string]string{"etc/context/MANNERS.md": "be kind", "etc/data/rivers.json": "[]", "etc/data/skills/tables/SKILL.md": "name: tables", "etc/data/skills/tables/ref/units.md": "km", "etc/agent.yaml": "name: MANNERS", "etc/context/AGENT.md": "rivers.json"} {
 		if got, err := util.ReadFile(fs, file); err != nil || !strings.Contains(string(got), want) {
 			t.Errorf("%s lacks %q: %s, %v", file, want, got, err)
 		}
