@@ -53,8 +53,8 @@ type Launcher struct {
 	kinds  [kinds]pool
 	alive  map[*child]struct{}
 
-	// strict is what the trial of that level has come to; the first call makes it.
-	strict func() error
+	probe sync.Mutex
+	lacks map[Level]error // of the levels that were tried; nil where the host gives one
 }
 
 // kind is what namespaces a monitor is started in.
@@ -104,12 +104,11 @@ func NewLauncher(opts LauncherOptions) (*Launcher, error) {
 	}
 	l := &Launcher{
 		path: path, logger: opts.Logger, null: null, want: min(max(opts.Warm, 0), maxWarm),
-		alive: make(map[*child]struct{}),
+		alive: make(map[*child]struct{}), lacks: make(map[Level]error),
 	}
 	if opts.Warm == 0 {
 		l.want = 1
 	}
-	l.strict = sync.OnceValue(l.tryStrict)
 	if l.logger == nil {
 		l.logger = slog.New(slog.DiscardHandler)
 	}
@@ -217,7 +216,7 @@ func (l *Launcher) spawn(k kind) (*child, error) {
 	if err == nil && fd < 0 {
 		err = fmt.Errorf("%w: the kernel has no pidfd (Linux 5.4)", ErrUnsupported)
 	}
-	if err != nil && k == enclosed {
+	if err != nil && k == enclosed && !passing(err) {
 		err = fmt.Errorf("level %s: %w: namespaces of its own: %w", Strict, ErrUnsupported, err)
 	}
 	if err != nil {

@@ -124,35 +124,64 @@ func shared(ids string) []string {
 }
 
 // Supported lists the levels that this host can give, weakest first. Strict is tried with a program
-// that does nothing, once for a Launcher.
+// that does nothing, once for a Launcher; a trial that came to no result is made again.
 func (l *Launcher) Supported() []Level {
-	var all []Level
-	for _, level := range []Level{Off, Limited, Strict} {
-		if l.Lacks(level) == nil {
+	all := []Level{Off}
+	for _, level := range []Level{Limited, Strict} {
+		if l.try(level) == nil {
 			all = append(all, level)
 		}
 	}
 	return all
 }
 
-// Lacks tells why the host can't give a level, nil where it can.
+// Lacks tells why the host can't give a level, nil where it can. The error wraps ErrUnsupported, but
+// where the trial came to no result, for want of memory or time for instance.
 func (l *Launcher) Lacks(level Level) error {
-	if err := known(level); err != nil {
+	if err := known(level); err != nil || level == Off {
 		return err
 	}
-	switch level {
-	case Limited:
-		return tryLimited()
-	case Strict:
-		return l.strict()
-	}
-	return nil
+	return l.try(level)
 }
 
-// Strongest is the last level of Supported.
+// Strongest is the strongest level that the host does not lack. One whose trial came to no result
+// counts, for what starts at it either has it or is refused.
 func (l *Launcher) Strongest() Level {
-	all := l.Supported()
-	return all[len(all)-1]
+	for _, level := range []Level{Strict, Limited} {
+		if err := l.try(level); err == nil || !errors.Is(err, ErrUnsupported) {
+			return level
+		}
+	}
+	return Off
+}
+
+func (l *Launcher) try(level Level) error {
+	l.probe.Lock()
+	defer l.probe.Unlock()
+	if err, tried := l.lacks[level]; tried {
+		return err
+	}
+	try := l.tryStrict
+	if level == Limited {
+		try = tryLimited
+	}
+	err := try()
+	if err == nil || errors.Is(err, ErrUnsupported) {
+		l.lacks[level] = err
+	}
+	return err
+}
+
+// passing tells of an error that it is none of what the host can do, but of what it lacks just now.
+func passing(err error) bool {
+	for _, e := range []error{
+		context.DeadlineExceeded, unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE, errClosed,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 func tryLimited() error {
@@ -175,7 +204,7 @@ func tryLimited() error {
 func (l *Launcher) tryStrict() error {
 	dir, err := os.MkdirTemp("", "otters-probe-")
 	if err != nil {
-		return err
+		return fmt.Errorf("level %s: trial: %w", Strict, err)
 	}
 	defer os.RemoveAll(dir)
 	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
@@ -190,6 +219,9 @@ func (l *Launcher) tryStrict() error {
 	lacks := func(err error) error {
 		if errors.Is(err, ErrUnsupported) {
 			return err
+		}
+		if passing(err) {
+			return fmt.Errorf("level %s: trial: %w", Strict, err)
 		}
 		return fmt.Errorf("level %s: %w: %w", Strict, ErrUnsupported, err)
 	}

@@ -225,6 +225,28 @@ func TestARuntimeThatBindsItsAddressIsReached(t *testing.T) {
 	})
 }
 
+// A monitor that is not there, or can't be started now, is no reason to run agents at a weaker level later.
+func TestAMonitorThatComesLaterConfinesAsOneThatWasThere(t *testing.T) {
+	t.Parallel()
+	dir := host(t)
+	late := filepath.Join(dir, "monitor")
+	p := provider(t, dir, plain, system.WithMonitor(late), system.WithSandbox(""))
+	if got := p.Features().Level; got == string(sandbox.Off) {
+		t.Errorf("without a monitor agents would run at %s", got)
+	}
+	if err := os.Symlink(monitor, late); err != nil {
+		t.Fatal(err)
+	}
+	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitor, Warm: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if got := p.Features().Level; got != string(l.Strongest()) {
+		t.Errorf("with one at %s, not %s", got, l.Strongest())
+	}
+}
+
 // An agent that was made at one level runs at another, with the paths of that one.
 func TestAnAgentMovesBetweenLevels(t *testing.T) {
 	t.Parallel()

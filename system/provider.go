@@ -59,7 +59,7 @@ type Provider struct {
 
 	// levelOnce finds the strongest level of the host, where none was asked for by name.
 	levelOnce sync.Once
-	strongest sandbox.Level
+	found     sandbox.Level
 
 	registryOnce sync.Once
 	registry     executor.Registry
@@ -182,14 +182,22 @@ func (p *Provider) sandboxLevel(monitored bool) sandbox.Level {
 	case p.level != "":
 		return p.level
 	}
-	p.levelOnce.Do(func() {
-		p.strongest = sandbox.Off
-		// Without a launcher nothing starts, and the start tells why.
-		if l, err := p.launch(); err == nil {
-			p.strongest = l.Strongest()
-		}
-	})
-	return p.strongest
+	level, err := p.strongest()
+	if err != nil && !errors.Is(err, sandbox.ErrUnsupported) {
+		// Nothing starts, and the start tells why; if the next one can it shall not be the weaker for that.
+		return sandbox.Strict
+	}
+	return level
+}
+
+// strongest is the strongest level of the host, found once; off beside an error.
+func (p *Provider) strongest() (sandbox.Level, error) {
+	l, err := p.launch()
+	if err != nil {
+		return sandbox.Off, err
+	}
+	p.levelOnce.Do(func() { p.found = l.Strongest() })
+	return p.found, nil
 }
 
 // Features tells what confines the agents of this Provider that name no level of their own, as the host
