@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -22,6 +23,8 @@ const leaf = Prefix + "daemon"
 type Host struct {
 	parents []parent
 	lacks   map[string]error
+	// moved tells that this process was moved to a group below its own.
+	moved bool
 }
 
 // parent is a group below which groups are made.
@@ -40,11 +43,17 @@ func Find() *Host {
 	if err != nil {
 		return lacking(err)
 	}
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return lacking(err)
+	for {
+		before, err := os.ReadFile("/proc/self/cgroup")
+		if err != nil {
+			return lacking(err)
+		}
+		h := find("", string(mounts), string(before), os.Geteuid())
+		// Another Find in this process may have moved it meanwhile, which happens once.
+		if after, err := os.ReadFile("/proc/self/cgroup"); err != nil || h.moved || bytes.Equal(before, after) {
+			return h
+		}
 	}
-	return find("", string(mounts), string(own), os.Geteuid() == 0)
 }
 
 func lacking(err error) *Host {
@@ -60,14 +69,14 @@ type hierarchy struct {
 }
 
 // find does the work of Find for files below at.
-func find(at, mounts, own string, root bool) *Host {
+func find(at, mounts, own string, uid int) *Host {
 	h := lacking(errors.New("no hierarchy of control groups has it"))
 	for _, m := range hierarchies(at, mounts, own) {
 		if !m.v2 {
 			h.try(m.controllers, parent{dir: m.home, home: m.home})
 			continue
 		}
-		h.tryUnified(m, root)
+		h.tryUnified(m, uid)
 	}
 	return h
 }
@@ -141,7 +150,7 @@ func unescape(s string) string {
 // tryUnified looks for a group of version 2 that this process may divide: one that was delegated to
 // it, or under root one of its own at the top. Where there is none, a group can be killed as a whole
 // and no more.
-func (h *Host) tryUnified(m hierarchy, root bool) {
+func (h *Host) tryUnified(m hierarchy, uid int) {
 	var want []string
 	for _, c := range []string{Memory, PIDs, CPU} {
 		if h.lacks[c] != nil {
@@ -150,11 +159,12 @@ func (h *Host) tryUnified(m hierarchy, root bool) {
 	}
 	up := filepath.Dir(m.home)
 	switch {
-	case m.home != m.mount && up != m.mount && delegated(up) && enable(up, want) == nil:
+	case m.home != m.mount && up != m.mount && delegated(up, uid) && enable(up, want) == nil:
 		h.try(append(want, Kill), parent{v2: true, dir: up, home: m.home})
-	case (delegated(m.home) || m.home == m.mount) && divide(&m, want) == nil:
+	case (delegated(m.home, uid) || m.home == m.mount) && divide(&m, want) == nil:
+		h.moved = true
 		h.try(append(want, Kill), parent{v2: true, dir: filepath.Dir(m.home), home: m.home})
-	case root && enable(m.mount, want) == nil && ownTop(m.mount, want) == nil:
+	case uid == 0 && enable(m.mount, want) == nil && ownTop(m.mount, want) == nil:
 		h.try(append(want, Kill), parent{v2: true, dir: filepath.Join(m.mount, "otters"), home: m.home})
 	}
 	if h.lacks[Kill] != nil {
@@ -163,15 +173,25 @@ func (h *Host) tryUnified(m hierarchy, root bool) {
 }
 
 // delegated tells whether the service manager has left a group to its processes
-// (https://systemd.io/CGROUP_DELEGATION).
-func delegated(dir string) bool {
+// (https://systemd.io/CGROUP_DELEGATION), or it was given to this user, who owns none above it. What a
+// user owns below such a group may be the business of a manager of that user's.
+func delegated(dir string, uid int) bool {
 	for _, name := range []string{"user.delegate", "trusted.delegate"} {
 		var b [8]byte
 		if n, err := unix.Getxattr(dir, name, b[:]); err == nil && n == 1 && b[0] == '1' {
 			return true
 		}
 	}
-	return false
+	return uid != 0 && owner(dir) == uid && owner(filepath.Dir(dir)) != uid
+}
+
+// owner is the user id of a folder, -1 where it can't be told.
+func owner(dir string) int {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return -1
+	}
+	return int(st.Uid)
 }
 
 // enable lets the groups below dir have those of the controllers that dir has.

@@ -3,6 +3,7 @@
 package cgroup
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -126,8 +127,32 @@ func TestOnlyControllersThatAreThereAreEnabled(t *testing.T) {
 	if err := enable(dir, []string{PIDs}); err == nil {
 		t.Error("a controller that is not there")
 	}
-	if delegated(dir) {
+	if delegated(dir, 0) {
 		t.Error("nobody has delegated it")
+	}
+}
+
+// A group is a user's to divide where it was given to that user; one that lies below another of the
+// user's is whoever's manages that one.
+func TestAGroupThatAUserWasGivenIsDelegated(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give a folder away")
+	}
+	const user = 60702
+	given := filepath.Join(t.TempDir(), "given")
+	below := filepath.Join(given, "below")
+	if err := errors.Join(os.MkdirAll(below, 0o755), os.Chown(given, user, user), os.Chown(below, user, user)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		dir  string
+		uid  int
+		want bool
+	}{{given, user, true}, {below, user, false}, {given, user + 1, false}, {given, 0, false}, {filepath.Dir(given), 0, false}, {filepath.Join(given, "missing"), user, false}} {
+		if got := delegated(c.dir, c.uid); got != c.want {
+			t.Errorf("%s to %d: %v", c.dir, c.uid, got)
+		}
 	}
 }
 
