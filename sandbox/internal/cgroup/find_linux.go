@@ -157,19 +157,41 @@ func (h *Host) tryUnified(m hierarchy, uid int) {
 			want = append(want, c)
 		}
 	}
-	up := filepath.Dir(m.home)
-	switch {
-	case m.home != m.mount && up != m.mount && delegated(up, uid) && enable(up, want) == nil:
-		h.try(append(want, Kill), parent{v2: true, dir: up, home: m.home})
-	case (delegated(m.home, uid) || m.home == m.mount) && divide(&m, want) == nil:
-		h.moved = true
-		h.try(append(want, Kill), parent{v2: true, dir: filepath.Dir(m.home), home: m.home})
-	case uid == 0 && enable(m.mount, want) == nil && ownTop(m.mount, want) == nil:
-		h.try(append(want, Kill), parent{v2: true, dir: filepath.Join(m.mount, "otters"), home: m.home})
+	if dir, err := h.divided(&m, want, uid); err == nil {
+		h.try(append(want, Kill), parent{v2: true, dir: dir, home: m.home})
+	} else {
+		for _, c := range want {
+			h.lack(c, err)
+		}
 	}
 	if h.lacks[Kill] != nil {
 		h.try([]string{Kill}, parent{v2: true, dir: m.home, home: m.home})
 	}
+}
+
+// divided is the group below which groups can be limited; it may move this process.
+func (h *Host) divided(m *hierarchy, want []string, uid int) (string, error) {
+	home, up := m.home, filepath.Dir(m.home)
+	if home != m.mount && up != m.mount && delegated(up, uid) && enable(up, want) == nil {
+		return up, nil
+	}
+	err := errors.New("it is not delegated to this user")
+	if delegated(home, uid) || home == m.mount {
+		if err = divide(m, want); err == nil {
+			h.moved = true
+			return home, nil
+		}
+	}
+	if uid == 0 {
+		if err = enable(m.mount, want); err == nil {
+			err = ownTop(m.mount, want)
+		}
+		home = m.mount
+	}
+	if err != nil {
+		return "", fmt.Errorf("control group %s: %w", home, err)
+	}
+	return filepath.Join(m.mount, "otters"), nil
 }
 
 // delegated tells whether the service manager has left a group to its processes
@@ -267,6 +289,9 @@ func (h *Host) try(want []string, p parent) {
 			_, err = os.Stat(filepath.Join(g.Path, killFile))
 		} else {
 			err = g.limit(what, samples[what])
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("control group %s: it has no %s", p.dir, what)
 		}
 		if err != nil {
 			h.lack(what, err)

@@ -132,6 +132,37 @@ func TestOnlyControllersThatAreThereAreEnabled(t *testing.T) {
 	}
 }
 
+// What can't be had is told with the group it was looked for in. The three worst inputs: a group that is
+// nobody's to divide, one that others are in, and a kernel that has some of the controllers.
+func TestWhatLacksIsToldWithItsReason(t *testing.T) {
+	t.Parallel()
+	const mounts = "35 25 0:30 / /cg rw - cgroup2 cgroup2 rw\n"
+	for name, c := range map[string]struct {
+		own, procs, controllers string
+		uid                     int
+		memory, pids            string
+	}{
+		"not delegated":   {"/a.scope", "", "memory pids", 60703, "/cg/a.scope: it is not delegated to this user", "/cg/a.scope: it is not delegated to this user"},
+		"others in it":    {"/", "1\n2\n", "memory pids", 60703, "/cg: other processes are in the group", "/cg: other processes are in the group"},
+		"no controllers":  {"/a.scope", "", "", 0, "/cg: it has no controller", "/cg: it has no controller"},
+		"no memory there": {"/a.scope", "", "pids", 0, "/cg/otters: it has no memory", "/cg/otters: it has no pids"}, // files of it a folder does not get
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			at := t.TempDir()
+			fake(t, filepath.Join(at, "cg"), c.procs, c.controllers)
+			fake(t, filepath.Join(at, "cg", c.own), c.procs, c.controllers)
+			fake(t, filepath.Join(at, "cg", "otters"), "", c.controllers)
+			h := find(at, mounts, "0::"+c.own+"\n", c.uid)
+			for what, want := range map[string]string{Memory: c.memory, PIDs: c.pids} {
+				if err := h.Lacks(what); err == nil || !strings.HasSuffix(err.Error(), want) {
+					t.Errorf("%s: %v, want %s", what, err, want)
+				}
+			}
+		})
+	}
+}
+
 // A group is a user's to divide where it was given to that user; one that lies below another of the
 // user's is whoever's manages that one.
 func TestAGroupThatAUserWasGivenIsDelegated(t *testing.T) {
