@@ -14,17 +14,11 @@ RELEASE := -trimpath $(TAGS) -ldflags "-s -w -X main.version=$(VERSION)"
 PACKAGES := ./... ./testdata/agents
 STATICCHECK := go tool -modfile=internal/tools/go.mod staticcheck
 
-# Inputs per fuzz target: of soak-short, and of soak.
-FUZZ_SHORT := 10000
-FUZZ_LONG := 2000000
-
-# How often the crash tests of the registry, of handles and of sessions kill: in soak-short, and in soak.
-CRASH_SHORT := 30
-CRASH_LONG := 600
-
-# How long agents are created, prompted and killed at random: in soak-short, and in soak.
-STRESS_SHORT := 20s
-STRESS_LONG := 10m
+# As soak-short has them; soak has its own. Inputs per fuzz target; how often the crash tests of the registry,
+# of handles and of sessions kill; how long agents are created, prompted and killed at random.
+FUZZ_RUNS ?= 10000
+CRASH_ROUNDS ?= 30
+STRESS ?= 20s
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test lint generate generate-check bench bench-short soak-short soak fuzz crash load stress clean
@@ -42,11 +36,11 @@ test: ## run all tests with the race detector
 	GORACE=atexit_sleep_ms=0 go test -race $(TAGS) $(PACKAGES)
 	cd internal/tools && go vet ./...
 
-lint: ## check formatting, go vet, staticcheck, and that another system than Linux builds
+lint: ## check formatting, go vet, staticcheck, and that macOS and FreeBSD build
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted, run gofmt -w on:"; echo "$$unformatted"; exit 1; }
 	go vet $(TAGS) $(PACKAGES)
 	$(STATICCHECK) $(TAGS) $(PACKAGES)
-	GOOS=darwin CGO_ENABLED=0 go build $(TAGS) ./...
+	for system in darwin freebsd; do GOOS=$$system CGO_ENABLED=0 go build $(TAGS) ./... || exit 1; done
 
 generate: ## generate the Go code of proto/
 	cd internal/tools && go run ./protogen -root ../../proto
@@ -64,21 +58,21 @@ bench-short: ## run the benchmarks of starting and of many agents, small
 	go run $(TAGS) ./internal/bench -n 5 ready
 	go run $(TAGS) ./internal/bench --agents 20 density
 
-soak-short: ## run every fuzz target for a moment, and kill writers dozens of times
-	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_SHORT)
-	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_SHORT)
+soak-short: ## run fuzz, crash, load, stress and bench-short, each for a moment
+	@$(MAKE) --no-print-directory fuzz
+	@$(MAKE) --no-print-directory crash
 	@$(MAKE) --no-print-directory load
-	@$(MAKE) --no-print-directory stress STRESS=$(STRESS_SHORT)
+	@$(MAKE) --no-print-directory stress
 	@$(MAKE) --no-print-directory bench-short
 
-soak: ## run every fuzz target for long, and kill writers hundreds of times
-	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=$(FUZZ_LONG)
-	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=$(CRASH_LONG)
+soak: ## run fuzz, crash, load and stress for long
+	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=2000000
+	@$(MAKE) --no-print-directory crash CRASH_ROUNDS=600
 	@$(MAKE) --no-print-directory load
-	@$(MAKE) --no-print-directory stress STRESS=$(STRESS_LONG)
+	@$(MAKE) --no-print-directory stress STRESS=10m
 
 # One at a time, as go test has it. A number of inputs, not of seconds: the same work on any machine.
-fuzz:
+fuzz: ## run every fuzz target on FUZZ_RUNS inputs
 	@grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's#^\./(.*)/[^/]*:func (.*)#\1 \2#' | sort | \
 	while read -r dir name; do \
 		echo "fuzz $$dir $$name"; \
@@ -87,19 +81,19 @@ fuzz:
 
 # A process that writes the registry, an agent's handle, or a session, is killed at random instants; what
 # it wrote must come back whole.
-crash:
+crash: ## kill whoever writes the registry, a handle or a session, CRASH_ROUNDS times
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestR11KilledStore -v -timeout 1h ./registry
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestAKilledWriterLeavesAWholeHandle -v -timeout 1h ./system
 	OTTERS_CRASH_ROUNDS=$(CRASH_ROUNDS) go test $(TAGS) -count 1 -run TestAKilledRuntimeKeepsWhatWasHeard -v -timeout 1h ./cmd/otters-runtime
 
 # Tests of make test that it leaves out, or does in part, for the time they take.
-load:
-	OTTERS_LOAD=1 GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -run '^(TestR6|TestR7|TestR10|TestTheSuiteTells|TestOthersGoOn|TestNothingGetsOut|TestLimitsBound|TestK16OfADaemon)' \
+load: ## run the tests that are too long for test
+	OTTERS_LOAD=1 GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -run '^(TestR6|TestR7|TestR10|TestTheSuiteTells|TestOthersGoOn|TestNothingGetsOut|TestK16OfADaemon)' \
 		./registry ./executor/executortest ./daemon ./cmd/otters-attack ./cmd/ottersd
 
 # Agents under many clients at once, while runtimes and monitors are killed and held up, the disk fills and the registry
 # breaks, at random: OTTERS_SEED draws the same again.
-stress:
+stress: ## break what agents depend on at random, for as long as STRESS says
 	OTTERS_SOAK=$(STRESS) GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -timeout 1h -run '^TestSoak$$' ./daemon
 
 clean: ## remove what was built
