@@ -36,6 +36,42 @@ func (h *held) WatchAgent(_ *daemonv1.WatchAgentRequest, out watchStream) error 
 	}
 }
 
+// watchOverHTTP is what came of watching an agent over HTTP/1.1.
+func watchOverHTTP(t *testing.T, socket string) answer {
+	message := `{"agent":"guide"}`
+	body := fmt.Sprintf("\x00%c%c%c%c%s", 0, 0, 0, len(message), message)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+daemonv1.DaemonService_WatchAgent_FullMethodName, strings.NewReader(body))
+	if err != nil {
+		return answer{body: err.Error()}
+	}
+	req.Header.Set("Content-Type", "application/connect+json")
+	resp, err := testHTTP(t, socket).Do(req)
+	return answered(resp, err)
+}
+
+// ask sends a request as it is written, and no more of it.
+func ask(t *testing.T, socket, method, body string) answer {
+	t.Helper()
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%s", method, body); err != nil {
+		t.Fatal(err)
+	}
+	return answered(http.ReadResponse(bufio.NewReader(c), nil))
+}
+
+func answered(resp *http.Response, err error) answer {
+	if err != nil {
+		return answer{body: err.Error()}
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return answer{resp.StatusCode, fmt.Sprint(string(b), err)}
+}
+
 func TestARequestThatSendsLessThanItSaysEnds(t *testing.T) {
 	t.Parallel()
 	impl := &held{begun: make(chan struct{}), let: make(chan struct{})}
@@ -59,43 +95,8 @@ func TestARequestThatSendsLessThanItSaysEnds(t *testing.T) {
 
 	// It is silent for longer than all the others below.
 	stream := make(chan answer, 1)
-	go func() {
-		message := `{"agent":"guide"}`
-		body := fmt.Sprintf("\x00%c%c%c%c%s", 0, 0, 0, len(message), message)
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+daemonv1.DaemonService_WatchAgent_FullMethodName, strings.NewReader(body))
-		if err != nil {
-			stream <- answer{body: err.Error()}
-			return
-		}
-		req.Header.Set("Content-Type", "application/connect+json")
-		resp, err := testHTTP(t, socket).Do(req)
-		if err != nil {
-			stream <- answer{body: err.Error()}
-			return
-		}
-		defer resp.Body.Close()
-		b, err := io.ReadAll(resp.Body)
-		stream <- answer{resp.StatusCode, fmt.Sprint(string(b), err)}
-	}()
+	go func() { stream <- watchOverHTTP(t, socket) }()
 	<-impl.begun
-	ask := func(method, body string) answer {
-		t.Helper()
-		c, err := net.Dial("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%s", method, body); err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil {
-			return answer{body: err.Error()}
-		}
-		defer resp.Body.Close()
-		b, err := io.ReadAll(resp.Body)
-		return answer{resp.StatusCode, fmt.Sprint(string(b), err)}
-	}
 	info := daemonv1.DaemonService_Info_FullMethodName
 	for body, want := range map[string]answer{
 		"Content-Length: 2\r\n\r\n{}":                            {http.StatusOK, `"version":"test"`},
@@ -104,11 +105,11 @@ func TestARequestThatSendsLessThanItSaysEnds(t *testing.T) {
 		"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n":          {http.StatusGatewayTimeout, "nothing came for 200ms"},
 		"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": {http.StatusOK, `"version":"test"`},
 	} {
-		if got := ask(info, body); got.code != want.code || !strings.Contains(got.body, want.body) {
+		if got := ask(t, socket, info, body); got.code != want.code || !strings.Contains(got.body, want.body) {
 			t.Errorf("%q: %+v, want %+v", body, got, want)
 		}
 	}
-	if got := ask("/no.such/Method", "Content-Length: 100\r\n\r\n{}"); got.code != http.StatusNotFound {
+	if got := ask(t, socket, "/no.such/Method", "Content-Length: 100\r\n\r\n{}"); got.code != http.StatusNotFound {
 		t.Errorf("a method that there is not: %+v", got)
 	}
 	close(impl.let)
