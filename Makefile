@@ -88,8 +88,8 @@ crash: ## kill whoever writes the registry, a handle or a session, CRASH_ROUNDS 
 
 # Tests of make test that it leaves out, or does in part, for the time they take.
 load: ## run the tests that are too long for test
-	OTTERS_LOAD=1 GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -run '^(TestR6|TestR7|TestR10|TestTheSuiteTells|TestOthersGoOn|TestNothingGetsOut|TestK16OfADaemon)' \
-		./registry ./executor/executortest ./daemon ./cmd/otters-attack ./cmd/ottersd
+	OTTERS_LOAD=1 GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -run '^(TestR6|TestR7|TestR10|TestTheSuiteTells|TestOthersGoOn|TestNothingGetsOut|TestK16OfADaemon|TestAThousandLong)' \
+		./registry ./executor/executortest ./daemon ./cmd/otters-attack ./cmd/ottersd ./cmd/otters-runtime
 
 # Agents under many clients at once, while runtimes and monitors are killed and held up, the disk fills and the registry
 # breaks, at random: OTTERS_SEED draws the same again.
