@@ -1,10 +1,10 @@
 package agentruntime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/otters-sh/otters/loop"
@@ -32,31 +32,40 @@ type conversation struct {
 	model    loop.Model
 	memory   memory
 	session  string
-	before   int64 // the prompt that is answered; all there is where it is new
+	turn     *turn // the one that builds on it
 	metadata map[string]string
 
+	before  int64 // the prompt that is answered
 	summary summary
 	turns   []storedTurn
 }
 
-// open reads the conversation and makes it fit.
-func (c *conversation) open(ctx context.Context) ([]loop.Message, error) {
-	if c.before == 0 {
-		c.before = math.MaxInt64
+var _ loop.Store = (*conversation)(nil)
+
+// History is loop.Store's: it reads the conversation and makes it fit. The prompt is stored before, since
+// a summary can take long.
+func (c *conversation) History(ctx context.Context) ([]loop.Message, error) {
+	if err := c.open(ctx); err != nil {
+		return nil, fmt.Errorf("%w: %w", errRecord, err)
 	}
+	return c.messages(), nil
+}
+
+func (c *conversation) open(ctx context.Context) error {
+	c.before = cmp.Or(c.turn.prompt, c.turn.id)
 	limit := c.memory.window
 	if c.memory.strategy == summarize {
 		limit = maxTurns
 	}
 	if limit == 0 {
-		return nil, nil
+		return nil
 	}
 	var err error
 	if c.summary, err = c.store.summary(ctx, c.session, c.before); err != nil {
-		return nil, err
+		return err
 	}
 	if c.turns, err = c.store.activeTurns(ctx, c.session, c.summary.upto, c.before, limit); err != nil {
-		return nil, err
+		return err
 	}
 	switch {
 	case c.fits():
@@ -66,7 +75,7 @@ func (c *conversation) open(ctx context.Context) ([]loop.Message, error) {
 		}
 	default:
 		if err := c.compact(ctx, c.half()); err != nil && ctx.Err() != nil {
-			return nil, err
+			return err
 		} else if err != nil {
 			// The model gets what it would get of a sliding window, and is asked again next time.
 			for len(c.turns) > 1 && !c.fits() {
@@ -74,7 +83,7 @@ func (c *conversation) open(ctx context.Context) ([]loop.Message, error) {
 			}
 		}
 	}
-	return c.messages(), nil
+	return nil
 }
 
 func (c *conversation) fits() bool {

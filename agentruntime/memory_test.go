@@ -170,6 +170,41 @@ func TestASummaryThatFailsIsMadeUpForBySliding(t *testing.T) {
 	}
 }
 
+func TestACancelInASummaryKeepsThePrompt(t *testing.T) {
+	t.Parallel()
+	holding := make(chan struct{})
+	var held atomic.Bool
+	a := newAgent(t, "configs: {memory-strategy: summarize, memory-max-messages: \"2\"}\n", func(r modelserver.Request) modelserver.Answer {
+		if strings.Contains(r.Messages[0].Content, "compress") && held.CompareAndSwap(false, true) {
+			close(holding)
+			return modelserver.Answer{Hold: make(chan struct{})}
+		}
+		return summarizing(r)
+	})
+	c := a.serve()
+	for _, p := range []string{"p0", "p1"} {
+		if err := chat(context.Background(), c, "s", p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- chat(ctx, c, "s", "p2") }()
+	<-holding
+	cancel()
+	if err := <-ended; status.Code(err) != codes.Canceled {
+		t.Errorf("error %v", err)
+	}
+	// It waits for the cancelled one to be stored.
+	if err := chat(context.Background(), c, "s", "p3"); err != nil {
+		t.Fatal(err)
+	}
+	msgs := messages(t, c, "s")
+	if len(msgs) != 8 || msgs[4].GetContent() != "p2" || msgs[5].GetContent() != `[{"kind":"text","reason":"cancelled"}]` || !strings.Contains(msgs[7].GetContent(), "re p3") {
+		t.Errorf("messages %v", msgs)
+	}
+}
+
 func TestMemoryIsBoundedByTokens(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "configs: {memory-max-tokens: \"100\"}\n", say("ok"))

@@ -192,11 +192,7 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 		}
 		p.text, p.attached = last.Text(), last.Attachments()
 	}
-	conv := &conversation{store: st, model: s.client, memory: s.memory, session: p.session, before: rec.prompt, metadata: p.metadata}
-	history, err := conv.open(ctx)
-	if err != nil {
-		return out, false, storeStatus(ctx, err)
-	}
+	conv := &conversation{store: st, model: s.client, memory: s.memory, session: p.session, turn: rec, metadata: p.metadata}
 	system, err := s.systemPrompt(ctx, st)
 	if err != nil {
 		return out, false, storeStatus(ctx, err)
@@ -205,8 +201,8 @@ func (s *service) take(ctx context.Context, p prompt, observe func(loop.Event)) 
 	defer stop(nil)
 	var held []loop.Event
 	out, err = s.loop.Run(running, loop.Turn{
-		System:  system,
-		History: history, Prompt: p.text, Attachments: p.attached, Metadata: p.metadata, Recorder: rec, Compact: conv.overflow,
+		System: system,
+		Store:  conv, Prompt: p.text, Attachments: p.attached, Metadata: p.metadata, Recorder: rec, Compact: conv.overflow,
 		Observe: func(e loop.Event) {
 			// The end is stored before it is told, so that a caller who saw it finds it.
 			if rec.pending != nil || e.Type == loop.MessageCreate || e.Type == loop.Error || e.Type == loop.TurnFinish {

@@ -15,6 +15,13 @@ type Approver interface {
 	Approve(ctx context.Context, call Call) error
 }
 
+// Store keeps what a turn builds on.
+type Store interface {
+	// History is called once in a turn, after the prompt was recorded. An error ends the turn, as
+	// Interrupted unless it is an *EndError. When ctx ends History returns soon after.
+	History(ctx context.Context) ([]Message, error)
+}
+
 // Steerer hands over what the user says while a turn runs.
 type Steerer interface {
 	// Steer returns what was said since it was called last, mostly nothing. It is called from the turn's
@@ -89,6 +96,23 @@ func (r *run) steer(ctx context.Context) (bool, error) {
 		}
 	}
 	return said, nil
+}
+
+// load takes over the history where a store has it.
+func (r *run) load(ctx context.Context) error {
+	if r.turn.Store == nil {
+		return nil
+	}
+	history, err := r.turn.Store.History(ctx)
+	switch {
+	case err == nil:
+		r.turn.History = history
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case !ends(err):
+		return &EndError{Reason: Interrupted, Err: err}
+	}
+	return err
 }
 
 // ends tells whether an error is one that ends the turn.

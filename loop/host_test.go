@@ -87,6 +87,41 @@ func TestACallThatIsNotApprovedDoesNotRun(t *testing.T) {
 	}
 }
 
+// past is a store that has a history, or an error.
+type past struct {
+	history []loop.Message
+	err     error
+	asked   int
+}
+
+func (p *past) History(ctx context.Context) ([]loop.Message, error) {
+	p.asked++
+	return p.history, p.err
+}
+
+func TestAStoreHasTheHistory(t *testing.T) {
+	t.Parallel()
+	said := []loop.Message{loop.UserMessage("a"), {Role: loop.RoleAssistant, Parts: []loop.Part{{Kind: loop.KindText, Text: "b"}}}}
+	for name, c := range map[string]struct {
+		err    error
+		reason loop.Reason
+		asked  int
+	}{
+		"there":   {nil, loop.Done, 4},
+		"broken":  {errors.New("no such table"), loop.Interrupted, 0},
+		"refused": {loop.End(loop.Budget, "spent"), loop.Budget, 0},
+	} {
+		m, p, j := &script{answers: []answerFunc{deltas(call(0, "1", "echo", "{}"), finish(loop.FinishStop)), say("ok")}}, past{said, c.err, 0}, journal{}
+		out, err := loop.New(loop.Config{Model: m, Tools: []loop.Tool{echo}}).Run(context.Background(), loop.Turn{Prompt: "c", Store: &p, Recorder: &j})
+		if out.Reason != c.reason || (err == nil) != (c.err == nil) || p.asked != 1 || len(j.recorded) != max(1, c.asked) || j.recorded[0].Text() != "c" {
+			t.Errorf("%s: reason %s, error %v, asked %d times, recorded %v", name, out.Reason, err, p.asked, j.recorded)
+		}
+		if c.err == nil && (len(m.requests) != 2 || len(m.requests[0].Messages) != 3 || m.requests[1].Messages[1].Text() != "b") || c.err != nil && len(m.requests) != 0 {
+			t.Errorf("%s: the model was asked %+v", name, m.requests)
+		}
+	}
+}
+
 // steerer says one list of texts after the other, and the last one again and again.
 type steerer [][]string
 

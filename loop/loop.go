@@ -201,6 +201,8 @@ type Turn struct {
 	Observe func(Event)
 	// Recorder may be nil.
 	Recorder Recorder
+	// Store has the history in place of History; may be nil.
+	Store Store
 	// Compact gives a shorter history where the model's context is too small for this one; the request
 	// is then sent once more. Where nil the older half of the history is left out.
 	Compact func(ctx context.Context) ([]Message, error)

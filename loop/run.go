@@ -59,6 +59,9 @@ func (r *run) steps(ctx context.Context) (Reason, error) {
 	if err := r.add(ctx, prompt); err != nil {
 		return ended(err)
 	}
+	if err := r.load(ctx); err != nil {
+		return ended(err)
+	}
 	if hasImages(prompt) && !TakesImages(r.cfg.Model) {
 		return ended(&CallError{Message: "the client of this model sends no images; send text"})
 	}
