@@ -277,6 +277,14 @@ func TestTheDocumentsErrorsHappen(t *testing.T) {
 	refusing := func(status int, text string) agentv1.AgentRuntimeClient {
 		return with("", func(modelserver.Request) modelserver.Answer { return modelserver.Answer{Status: status, Text: text} })
 	}
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	broken := newAgent(t, "", say("ok"))
+	unread := broken.serve()
+	if _, err := unread.ListNotes(ctx, &agentv1.ListNotesRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	broken.sql("DROP TABLE notes")
 	happens := map[string]error{}
 	for _, err := range []error{
 		chat(ctx, ok, "", "x"),
@@ -284,6 +292,8 @@ func TestTheDocumentsErrorsHappen(t *testing.T) {
 		func() error { _, err := ok.GetNote(ctx, &agentv1.GetNoteRequest{Key: "rivers"}); return err }(),
 		func() error { _, err := again(ok, "s"); return err }(),
 		chat(ctx, refusing(429, "slow down"), "s", "x"),
+		chat(gone, ok, "s", "x"),
+		func() error { _, err := unread.ListNotes(ctx, &agentv1.ListNotesRequest{}); return err }(),
 		chat(ctx, refusing(503, "down"), "s", "x"),
 		func() error {
 			_, err := ok.PromptObject(ctx, &agentv1.PromptObjectRequest{Prompt: "x", SchemaJson: []byte(countSchema)})

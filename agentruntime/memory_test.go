@@ -219,6 +219,25 @@ func TestMemoryIsBoundedByTokens(t *testing.T) {
 	}
 }
 
+func TestASummaryIsMadeWhereTokensAreTooMany(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, "configs: {memory-strategy: summarize, memory-max-tokens: \"200\"}\n", summarizing)
+	c := a.serve()
+	for _, p := range []string{"small", strings.Repeat("x", 300), strings.Repeat("y", 300), "last"} {
+		if err := chat(context.Background(), c, "s", p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reqs := a.model.Requests()
+	got := texts(reqs[len(reqs)-1])
+	if !strings.HasPrefix(got, "Summary of our conversation until here:\nS") || !strings.Contains(got, "| yyy") || strings.Contains(got, "xxx") || !strings.HasSuffix(got, "| last") {
+		t.Errorf("the model got %s", got)
+	}
+	if msgs := messages(t, c, "s"); len(msgs) != 8 || msgs[2].GetContent() != strings.Repeat("x", 300) {
+		t.Errorf("%d messages are left", len(msgs))
+	}
+}
+
 // small refuses requests of more than n messages, in the words of code or of text.
 func small(n int, code, text string) func(modelserver.Request) modelserver.Answer {
 	return func(r modelserver.Request) modelserver.Answer {

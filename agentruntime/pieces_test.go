@@ -17,6 +17,18 @@ import (
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
 
+// sql changes the database behind the runtime's back.
+func (a *agent) sql(text string) {
+	a.t.Helper()
+	db, err := sql.Open("sqlite", filepath.Join(a.root, "var/lib/sessions.db"))
+	if err == nil {
+		_, err = db.Exec(text)
+	}
+	if err := errors.Join(err, db.Close()); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
 // pieces are how many there are in the database, and how many bytes they have.
 func (a *agent) pieces() (count, size int) {
 	a.t.Helper()
