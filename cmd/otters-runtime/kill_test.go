@@ -57,46 +57,50 @@ func shown(t *testing.T, c agentv1.AgentRuntimeClient, session string) []*agentv
 	return list.GetMessages()
 }
 
-func TestAKilledRuntimeLosesTheSentenceAtHand(t *testing.T) {
-	t.Parallel()
-	root := tree(t)
-	fifo := filepath.Join(root, "workspace/fifo")
-	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	long := strings.Repeat("0123456789", 500)
+// words is an answer without sentences.
+var words = strings.Repeat("0123456789", 500)
+
+// brokenOff answers the first prompt of each name with an answer that does not end, and all others.
+func brokenOff() func(modelserver.Request) modelserver.Answer {
 	hold := make(chan struct{})
 	var mu sync.Mutex
 	asked := make(map[string]int)
-	model := serveModel(t, func(r modelserver.Request) modelserver.Answer {
+	return func(r modelserver.Request) modelserver.Answer {
 		last := r.Last().Blocks
 		prompt := last[len(last)-1].Text
 		mu.Lock()
 		defer mu.Unlock()
-		if asked[prompt]++; asked[prompt] > 1 && prompt != "again" {
-			return modelserver.Answer{Text: "fine"}
-		}
-		switch prompt {
-		case "text":
-			return modelserver.Answer{Pieces: []string{"A holt is", " dry. ", "The river", " rises", "!\n", "It is co"}, Hold: hold}
-		case "long":
-			return modelserver.Answer{Text: long, Hold: hold}
-		case "thinks":
-			return modelserver.Answer{Reasoning: "Let me see. ", Hold: hold}
-		case "silent":
-			return modelserver.Answer{Hold: hold}
-		case "again":
-			if asked[prompt] > 1 {
-				return modelserver.Answer{Text: "Two. Thr", Hold: hold}
-			}
+		asked[prompt]++
+		switch {
+		case prompt == "again" && asked[prompt] == 1:
 			return modelserver.Answer{Text: "one"}
-		case "tools":
+		case prompt == "again":
+			return modelserver.Answer{Text: "Two. Thr", Hold: hold}
+		case asked[prompt] > 1:
+		case prompt == "text":
+			return modelserver.Answer{Pieces: []string{"A holt is", " dry. ", "The river", " rises", "!\n", "It is co"}, Hold: hold}
+		case prompt == "long":
+			return modelserver.Answer{Text: words, Hold: hold}
+		case prompt == "thinks":
+			return modelserver.Answer{Reasoning: "Let me see. ", Hold: hold}
+		case prompt == "silent":
+			return modelserver.Answer{Hold: hold}
+		case prompt == "tools":
 			return modelserver.Answer{Text: "wait", Calls: []modelserver.Call{
 				{ID: "1", Name: "sh", Args: `{"args":["-c","echo out"]}`},
 				{ID: "2", Name: "sh", Args: `{"args":["-c","echo $$ > fifo; exec sleep 1000"]}`}}}
 		}
 		return modelserver.Answer{Text: "fine"}
-	})
+	}
+}
+
+// killInAnswers prompts a session for each of the answers, and kills the runtime once all have come so far.
+func killInAnswers(t *testing.T, root string, model *modelserver.Server) {
+	t.Helper()
+	fifo := filepath.Join(root, "workspace/fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	p, c := claude(t, root, model)
 	until(t, c, &agentv1.ChatStreamRequest{SessionId: "again", Prompt: "again"}, "turn.finish", "one")
 	prompt := func(session string) *agentv1.ChatStreamRequest {
@@ -104,7 +108,7 @@ func TestAKilledRuntimeLosesTheSentenceAtHand(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { until(t, c, prompt("text"), "text.delta", "A holt is dry. The river rises!\nIt is co") })
-	wg.Go(func() { until(t, c, prompt("long"), "text.delta", long) })
+	wg.Go(func() { until(t, c, prompt("long"), "text.delta", words) })
 	wg.Go(func() { until(t, c, prompt("thinks"), "reasoning.delta", "") })
 	wg.Go(func() { until(t, c, prompt("silent"), "step.start", "") })
 	wg.Go(func() { until(t, c, prompt("tools"), "tool.result", "wait") })
@@ -127,14 +131,19 @@ func TestAKilledRuntimeLosesTheSentenceAtHand(t *testing.T) {
 	if err := syscall.Kill(tool, syscall.SIGKILL); err != nil { // the monitor's duty, when there is one
 		t.Error(err)
 	}
+}
 
-	_, c = claude(t, root, model)
+func TestAKilledRuntimeLosesTheSentenceAtHand(t *testing.T) {
+	t.Parallel()
+	root, model := tree(t), serveModel(t, brokenOff())
+	killInAnswers(t, root, model)
+	_, c := claude(t, root, model)
 	for session, want := range map[string]string{
 		"text":   `[{"kind":"text","text":"A holt is dry. The river rises!\n","incomplete":true,"reason":"interrupted"}]`,
 		"thinks": `[{"kind":"text","reason":"interrupted"}]`,
 		"silent": `[{"kind":"text","reason":"interrupted"}]`,
 		"again":  `[{"kind":"text","text":"Two.","incomplete":true,"reason":"interrupted"}]`,
-		"long":   `[{"kind":"text","text":"` + long[:4096] + `","incomplete":true,"reason":"interrupted"}]`,
+		"long":   `[{"kind":"text","text":"` + words[:4096] + `","incomplete":true,"reason":"interrupted"}]`,
 		"tools":  `[{"kind":"text","text":"wait"},{"kind":"tool","id":"1","tool":"sh","args":"{\"args\":[\"-c\",\"echo out\"]}","result":"out\nexit code 0"`,
 	} {
 		msgs := shown(t, c, session)
