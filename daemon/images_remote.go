@@ -17,7 +17,6 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 	"oras.land/oras-go/v2/registry/remote/credentials"
 	"oras.land/oras-go/v2/registry/remote/errcode"
-	remoteretry "oras.land/oras-go/v2/registry/remote/retry"
 
 	"github.com/otters-sh/otters/spec"
 )
@@ -50,11 +49,7 @@ func (r *imageRegistry) remote(ref spec.Reference) (*remote.Repository, func(), 
 	c := newUpstreamClient(r.upstreamOf(ref.Host()), r.stall)
 	repo.PlainHTTP = c.plainHTTP
 	repo.SkipReferrersGC = true
-	repo.Client = &auth.Client{
-		Client:     &http.Client{Transport: remoteretry.NewTransport(c), CheckRedirect: c.checkRedirect},
-		Cache:      auth.NewCache(),
-		Credential: credentials.Credential(store),
-	}
+	repo.Client = c.client(credentials.Credential(store))
 	return repo, c.close, nil
 }
 

@@ -14,6 +14,9 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"oras.land/oras-go/v2/registry/remote/auth"
+	remoteretry "oras.land/oras-go/v2/registry/remote/retry"
 )
 
 const (
@@ -96,16 +99,26 @@ func (c *upstreamClient) mayReach(a netip.Addr) error {
 	return fmt.Errorf("%s points to %s, which is no public address: %w; name it under hosts of this registry in upstreams of config.yaml", c.host, a.Unmap(), errRefused)
 }
 
+// client logs in with a credential, at the registry and at no other that it redirects to.
+func (c *upstreamClient) client(credential auth.CredentialFunc) *auth.Client {
+	return &auth.Client{
+		Client:     &http.Client{Transport: remoteretry.NewTransport(c), CheckRedirect: c.checkRedirect},
+		Cache:      auth.NewCache(),
+		Credential: credential,
+	}
+}
+
 // check refuses a request before anybody is asked, a proxy for instance.
 func (c *upstreamClient) check(u *url.URL) error {
-	if u.Scheme != "https" && !(u.Scheme == "http" && c.plainHTTP) {
-		return fmt.Errorf("%s points to %s, which is not https: %w", c.host, u.Redacted(), errRefused)
-	}
 	port := u.Port()
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
 	}
-	if c.hosts[net.JoinHostPort(strings.ToLower(u.Hostname()), port)] {
+	address := net.JoinHostPort(strings.ToLower(u.Hostname()), port)
+	if u.Scheme != "https" && !(u.Scheme == "http" && c.plainHTTP && c.hosts[address] && isLoopback(address)) {
+		return fmt.Errorf("%s points to %s, which is not https: %w", c.host, u.Redacted(), errRefused)
+	}
+	if c.hosts[address] {
 		return nil
 	}
 	if a, err := netip.ParseAddr(u.Hostname()); err == nil {

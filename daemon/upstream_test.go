@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,6 +27,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/codes"
 	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/registry/remote/auth"
 
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 	"github.com/otters-sh/otters/registry"
@@ -162,8 +165,16 @@ func TestR15MaliciousUpstreamFillsNothing(t *testing.T) {
 		return data
 	}
 	asked := make(chan string, 16)
-	inner := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
+	inner := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
+	inner.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		select {
+		case asked <- "a connection, which is " + state.String():
+		default:
+		}
+	}
+	inner.Start()
 	t.Cleanup(inner.Close)
+	_, inside, _ := strings.Cut(strings.TrimPrefix(inner.URL, "http://"), ":")
 	layer := content.NewDescriptorFromBytes("application/x.layer", []byte("layer"))
 	huge := ocispec.Descriptor{MediaType: layer.MediaType, Digest: layer.Digest, Size: maxRemoteBytes + 1}
 	serve := func(b string) func(http.ResponseWriter, *http.Request) {
@@ -201,6 +212,9 @@ func TestR15MaliciousUpstreamFillsNothing(t *testing.T) {
 		}, false},
 		"redirect to metadata": {manifest(layer), func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://169.254.169.254/latest/", http.StatusFound)
+		}, false},
+		"redirect to a name of an address inside": {manifest(layer), func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "https://localhost:"+inside+"/secret", http.StatusFound)
 		}, false},
 		"redirect loop":      {manifest(layer), func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) }, false},
 		"manifest too large": {append(manifest(layer), bytes.Repeat([]byte(" "), 5<<20)...), serve("layer"), false},
@@ -259,6 +273,10 @@ func TestR14WhereARegistryMayPointTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	near, err := parseUpstream(upstreamConfig{Registry: "127.0.0.1:5000", PlainHTTP: true, Hosts: []string{"127.0.0.1:5001", "10.0.0.7:9000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		u    *upstream
 		url  string
@@ -277,6 +295,12 @@ func TestR14WhereARegistryMayPointTo(t *testing.T) {
 		{otherRegistry("10.0.0.7"), "https://10.0.0.7:8443/v2/", false},
 		{otherRegistry("localhost:5000"), "http://localhost:5000/v2/", true},
 		{otherRegistry("127.0.0.1:5000"), "http://127.0.0.1:5001/v2/", false},
+		{otherRegistry("127.0.0.1:5000"), "http://8.8.8.8/token", false},
+		{otherRegistry("127.0.0.1:5000"), "http://auth.example/token", false},
+		{otherRegistry("127.0.0.1:5000"), "https://auth.example/token", true},
+		{near, "http://127.0.0.1:5001/x", true},
+		{near, "http://10.0.0.7:9000/x", false},
+		{near, "https://10.0.0.7:9000/x", true},
 		{configured, "https://10.0.0.7:9000/x", true},
 		{configured, "https://10.0.0.8:9000/x", false},
 		{configured, "http://10.0.0.7:9000/x", false},
@@ -288,6 +312,84 @@ func TestR14WhereARegistryMayPointTo(t *testing.T) {
 		if err := newUpstreamClient(c.u, time.Minute).check(u); (err == nil) != c.fine || err != nil && !errors.Is(err, errRefused) {
 			t.Errorf("%s to %s: %v", c.u.host, c.url, err)
 		}
+	}
+}
+
+// R14: credentials are the registry's alone. Whom it redirects to, on another port of its own machine too,
+// gets none, neither with the request nor by asking for them; the registry itself does.
+func TestR14ARedirectCarriesNoCredentials(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var told []string // what the other host was told
+	var asks bool     // whether it asks for credentials
+	var other *httptest.Server
+	other = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = r.ParseForm()
+		for _, text := range []string{r.Header.Get("Authorization"), r.Header.Get("Cookie"), r.PostForm.Get("password"), r.PostForm.Get("refresh_token")} {
+			if text != "" {
+				told = append(told, r.URL.Path+": "+text)
+			}
+		}
+		if r.URL.Path == "/token" {
+			told = append(told, "a token was asked for")
+		}
+		if asks {
+			w.Header().Set("Www-Authenticate", fmt.Sprintf("Bearer realm=%q,service=\"x\"", other.URL+"/token"))
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		_, _ = io.WriteString(w, "layer")
+	}))
+	t.Cleanup(other.Close)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, password, ok := r.BasicAuth()
+		switch {
+		case !ok || user != "me" || password != "secret":
+			w.Header().Set("Www-Authenticate", `Basic realm="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		case r.URL.Path == "/away":
+			http.Redirect(w, r, other.URL+"/layer", http.StatusTemporaryRedirect)
+		case r.URL.Path == "/near":
+			http.Redirect(w, r, "/layer", http.StatusTemporaryRedirect)
+		default:
+			_, _ = io.WriteString(w, "layer")
+		}
+	}))
+	t.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
+	u, err := parseUpstream(upstreamConfig{Registry: host, PlainHTTP: true, Hosts: []string{strings.TrimPrefix(other.URL, "http://")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		path string
+		asks bool
+		want int
+	}{{"/layer", false, http.StatusOK}, {"/near", false, http.StatusOK}, {"/away", false, http.StatusOK}, {"/away", true, http.StatusUnauthorized}} {
+		mu.Lock()
+		asks = c.asks
+		mu.Unlock()
+		client := newUpstreamClient(u, time.Minute)
+		t.Cleanup(client.close)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+c.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.client(auth.StaticCredential(host, auth.Credential{Username: "me", Password: "secret"})).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != c.want {
+			t.Errorf("%s, asking %v: %d, want %d", c.path, c.asks, resp.StatusCode, c.want)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(told) > 0 {
+		t.Errorf("the other host was told %q", told)
 	}
 }
 
