@@ -451,39 +451,6 @@ func (w *recorder) Header() http.Header             { return w.header }
 func (w *recorder) WriteHeader(status int)          { w.status = status }
 func (w *recorder) Write(p []byte) (n int, e error) { return len(p), nil }
 
-func TestRequestsAtOnceAreBounded(t *testing.T) {
-	t.Parallel()
-	s := serve(t, openStore(t, t.TempDir(), registry.Options{}), registry.HandlerOptions{MaxRequests: 1})
-	at := s.start("/v2/r/blobs/uploads/")
-	r, w := io.Pipe()
-	req, err := http.NewRequest("PATCH", "http://"+s.host+at, r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Authorization", "Bearer "+token)
-	done := make(chan error, 1)
-	go func() {
-		resp, err := http.DefaultClient.Do(req)
-		if err == nil {
-			err = resp.Body.Close()
-		}
-		done <- err
-	}()
-	if _, err := w.Write([]byte("first")); err != nil {
-		t.Fatal(err)
-	}
-	for s.do("GET", "/v2/", nil).status != 429 {
-		// The other request has sent, but may not have arrived.
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	s.want(s.do("GET", "/v2/", nil), 200, "")
-}
-
 func TestErrorsKeepPathsToThemselves(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -26,6 +27,9 @@ type HandlerOptions struct {
 	// Log gets the cause of each answer of class 5xx; nil drops them.
 	Log *slog.Logger
 }
+
+// maxHeaders bounds the header lines of a request; clients send a dozen.
+const maxHeaders = 128
 
 // Least rates, in bytes per second.
 const (
@@ -81,6 +85,13 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (x *exchange) serve() error {
+	lines := 0
+	for _, values := range x.r.Header {
+		lines += len(values)
+	}
+	if lines > maxHeaders {
+		return &apiError{http.StatusRequestHeaderFieldsTooLarge, codeUnsupported, fmt.Sprintf("the request has %d header lines, at most %d are allowed", lines, maxHeaders)}
+	}
 	route, err := x.route()
 	if authErr := x.authorize(route, err); authErr != nil {
 		return authErr
