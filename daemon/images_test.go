@@ -1,11 +1,14 @@
 package daemon
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"crypto/rand"
 	"errors"
 	"io"
 	"log"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,7 +20,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/crane"
 	otherregistry "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -178,10 +187,48 @@ func large(t *testing.T) map[string]string {
 	return map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nNAME large\nADD b\n", "b": string(b)}
 }
 
+// ordinaryRuntime pushes the runtime as any other project would make an image of a program: one manifest,
+// without an artifact type, with layers of gzip, the upper of which removes what the lower has too much.
+func ordinaryRuntime(t *testing.T, name string) string {
+	t.Helper()
+	program, err := os.ReadFile(filepath.Join(programsForTest(t), runtimeProgram))
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := func(files ...string) v1.Layer {
+		var packed bytes.Buffer
+		z, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := tar.NewWriter(z)
+		for i := 0; i < len(files); i += 2 {
+			err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: files[i], Mode: 0o755, Size: int64(len(files[i+1]))}))
+			_, werr := io.WriteString(w, files[i+1])
+			err = errors.Join(err, werr)
+		}
+		if err := errors.Join(err, w.Close(), z.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return static.NewLayer(packed.Bytes(), types.OCILayer)
+	}
+	img, err := mutate.AppendLayers(mutate.MediaType(empty.Image, types.OCIManifestSchema1), layer("opt/"+runtimeProgram, "old", "opt/USAGE.md", "old"), layer("opt/.wh.USAGE.md", "", "opt/"+runtimeProgram, string(program)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	noted := mutate.Annotations(img, map[string]string{"io.openotters.bin.name": runtimeProgram, "io.openotters.bin.path": "/opt", "io.openotters.runtime.listener": "inherit"})
+	if err := crane.Push(noted.(v1.Image), name, crane.Insecure); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
 func TestPushAndPull(t *testing.T) {
 	t.Parallel()
 	d, e := boot(t, newHome(t)), newElsewhere(t)
-	d.image("guide", guide)
+	files := maps.Clone(guide)
+	files["Agentfile"] += "RUNTIME " + ordinaryRuntime(t, e.host+"/runtime:1") + "\n"
+	d.image("guide", files)
 	want := d.digest("guide")
 	name := e.host + "/team/guide:1"
 	// The config and the layers move at once: none of the first three is answered before the third came.
@@ -205,7 +252,7 @@ func TestPushAndPull(t *testing.T) {
 	if err != nil || !slices.ContainsFunc(list.GetImages(), func(i *daemonv1.Image) bool { return i.GetReference() == name && i.GetDigest() == want }) {
 		t.Errorf("not listed as it is named: %v %v", list, err)
 	}
-	// An image that is not here yet is pulled by create, and runs.
+	// An image that is not here yet is pulled by create with its RUNTIME, and runs.
 	third := boot(t, newHome(t))
 	third.create(&daemonv1.CreateAgentRequest{Image: name, Name: "g"})
 	third.await("g", "ready")
