@@ -75,7 +75,7 @@ func Build(ctx context.Context, target oras.Target, source []byte, opts BuildOpt
 	if err != nil {
 		return nil, fmt.Errorf("build %s: %w", opts.Name, err)
 	}
-	return &BuildResult{Descriptor: desc, Agentfile: b.def, Warnings: warnings(own, b.inSkills)}, nil
+	return &BuildResult{Descriptor: desc, Agentfile: b.def, Warnings: append(warnings(own, b.inSkills), b.warnings...)}, nil
 }
 
 type builder struct {
@@ -87,6 +87,7 @@ type builder struct {
 	// files are the ADD files and skills by name, and inSkills the paths of the skills' files.
 	files    map[string]added
 	inSkills []string
+	warnings []string
 }
 
 // added is content that is read twice: for its digest, and to be stored.
@@ -156,6 +157,9 @@ func (b *builder) read(ctx context.Context, own *spec.Agentfile) error {
 				errs = append(errs, fmt.Errorf("ADD %s: %s: %w", d.Name, d.Src, err))
 			}
 			b.files[d.Name] = skill
+			if w := skillWarning(b.opts.Folder, d); w != "" {
+				b.warnings = append(b.warnings, w)
+			}
 			for _, f := range files {
 				b.inSkills = append(b.inSkills, path.Join(d.Src, f.Path))
 			}

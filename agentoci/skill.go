@@ -8,12 +8,17 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"strings"
 
 	digest "github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"gopkg.in/yaml.v3"
 
 	"github.com/otters-sh/otters/spec"
 )
+
+// maxSkillDescription is what the default runtime lists of a skill, in bytes.
+const maxSkillDescription = 1024
 
 // maxSkillLayer is the archive of a skill within the bounds of the language, with its headers.
 const maxSkillLayer = spec.MaxSkillBytes + spec.MaxSkillFiles*8<<10
@@ -63,6 +68,36 @@ func (b *builder) skill(ctx context.Context, src string) (added, []spec.SkillPar
 			return newPipe(func(w io.Writer) error { return writeSkill(ctx, w, b.opts.Folder, src, files) }), nil
 		},
 	}, files, nil
+}
+
+// skillWarning tells why the default runtime would leave a skill out. It is empty where it would not.
+func skillWarning(folder fs.FS, d spec.Add) string {
+	text, err := fs.ReadFile(folder, path.Join(d.Src, spec.SkillFile))
+	if err != nil {
+		return "" // it was there a moment ago; the build tells when it is read
+	}
+	lines := strings.TrimPrefix(strings.ReplaceAll(string(text), "\r\n", "\n"), "\ufeff") + "\n"
+	front, _, closed := strings.Cut(strings.TrimPrefix(lines, "---"), "\n---\n")
+	var head struct {
+		Name        string `yaml:"name"`
+		Description string `yaml:"description"`
+	}
+	why := ""
+	switch name, err := strings.TrimPrefix(d.Name, "skills/"), yaml.Unmarshal([]byte(front), &head); {
+	case !closed:
+		why = "its front matter has no end"
+	case err != nil:
+		why = strings.Join(strings.Fields(err.Error()), " ")
+	case head.Name != name:
+		why = fmt.Sprintf("its front matter says name %.100q; want %q", head.Name, name)
+	case len(strings.Fields(head.Description)) == 0:
+		why = "its front matter says no description"
+	case len(strings.Join(strings.Fields(head.Description), " ")) > maxSkillDescription:
+		why = fmt.Sprintf("its description has more than %d bytes", maxSkillDescription)
+	default:
+		return ""
+	}
+	return fmt.Sprintf("ADD %s: %s: %s; the runtime leaves such a skill out", d.Name, path.Join(d.Src, spec.SkillFile), why)
 }
 
 // OpenSkill reads the skill that becomes the folder etc/data/name, checked, with its files in the order of

@@ -74,6 +74,23 @@ func TestASkillIsBuiltLoadedAndInherited(t *testing.T) {
 	}
 }
 
+// What the runtime would leave out is told at the build.
+func TestASkillThatTheRuntimeLeavesOutIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		skillText: "", "\ufeff---\r\nname: tables\r\ndescription: >\r\n  Makes\r\n  tables.\r\n---\r\n": "", "---\nname: tables\ndescription: d\n---": "",
+		"---\nname: other\ndescription: d\n---\n": `says name "other"; want "tables"`, "---\nname: tables\n---\n": "says no description",
+		"---\nname: tables\ndescription: d\n": "has no end", "---\nname: tables\ndescription: d\n---x\n": "has no end", "---\n---\n": "says name", "---\n\t: [\n---\n": "yaml: ", "---\nname: [a]\n---\n": "yaml: ",
+		"---\nname: tables\ndescription: " + strings.Repeat("x", 1025) + "\n---\n": "more than 1024 bytes",
+	} {
+		folder := fstest.MapFS{"tables/SKILL.md": {Data: []byte(text)}}
+		got := strings.Join(build(t, memory.New(), "FROM scratch\nADD tables/", BuildOptions{Folder: folder}).Warnings, "|")
+		if (want == "") != (got == "") || !strings.Contains(got, want) || strings.Contains(got, "\n") || want != "" && !strings.HasPrefix(got, "ADD skills/tables: tables/SKILL.md: ") {
+			t.Errorf("%.60q: %s; want %q", text, got, want)
+		}
+	}
+}
+
 func TestP11ABadSkillOfAnImageIsRefused(t *testing.T) {
 	t.Parallel()
 	store := memory.New()
