@@ -33,9 +33,16 @@ func (l *Launcher) StartGrouped(ctx context.Context, spec Spec) (*Process, error
 	if err != nil {
 		return nil, err
 	}
-	p, err := l.start(ctx, spec, by)
+	p, err := l.start(ctx, spec, by, func() (*child, error) { return l.take(kindOf(spec.Level), func() {}) })
 	if err != nil {
 		undo()
 	}
 	return p, err
+}
+
+// Monitors is how many monitors of l run.
+func (l *Launcher) Monitors() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.alive)
 }

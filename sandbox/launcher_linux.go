@@ -27,9 +27,6 @@ const (
 	// undoTime is how long a monitor whose start was cancelled may take to undo it before it is
 	// killed.
 	undoTime = 2 * time.Second
-	// refillPause lets the program that was just started have the machine to itself: a monitor with
-	// namespaces of its own costs the kernel more than the program's own start.
-	refillPause = 50 * time.Millisecond
 )
 
 var errClosed = errors.New("launcher is closed")
@@ -51,34 +48,11 @@ type Launcher struct {
 	mu     sync.Mutex
 	closed bool
 	kinds  [kinds]pool
+	come   *sync.Cond // a monitor ahead is there, or none will be
 	alive  map[*child]struct{}
 
 	probe sync.Mutex
 	lacks map[Level]error // of the levels that were tried; nil where the host gives one
-}
-
-// kind is what namespaces a monitor is started in.
-type kind int
-
-const (
-	plain    kind = iota // the host's
-	enclosed             // its own
-	kinds
-)
-
-func kindOf(level Level) kind {
-	if level == Strict {
-		return enclosed
-	}
-	return plain
-}
-
-// pool is the monitors of a kind that are started ahead, from the kind's first use on.
-type pool struct {
-	filling bool
-	warm    []*child
-	// timer runs while the next refill waits for its time.
-	timer *time.Timer
 }
 
 // child is a monitor that this process has started.
@@ -115,6 +89,7 @@ func NewLauncher(opts LauncherOptions) (*Launcher, error) {
 	// Before there are monitors, which could be in the way of finding them.
 	l.groups = cgroup.Find()
 	l.mu.Lock()
+	l.come = sync.NewCond(&l.mu)
 	l.refill(kindOf(opts.Level))
 	l.mu.Unlock()
 	return l, nil
@@ -135,56 +110,6 @@ func findMonitor(path string) (string, error) {
 		return "", fmt.Errorf("%w: %w: put %s beside this program or into PATH, or name it", ErrNoMonitor, err, monitorName)
 	}
 	return filepath.Abs(found)
-}
-
-// refill starts monitors ahead until there are enough. l.mu is held.
-func (l *Launcher) refill(k kind) {
-	p := &l.kinds[k]
-	if l.closed || p.filling || len(p.warm) >= l.want {
-		return
-	}
-	p.filling = true
-	l.wg.Add(1)
-	go func() {
-		defer l.wg.Done()
-		for {
-			c, err := l.spawn(k)
-			l.mu.Lock()
-			if err == nil && !l.closed {
-				p.warm = append(p.warm, c)
-			}
-			if err != nil || l.closed || len(p.warm) >= l.want {
-				p.filling = false
-				if err == nil && l.closed {
-					_ = c.conn.Close()
-				}
-				l.mu.Unlock()
-				if err != nil && !errors.Is(err, errClosed) {
-					l.logger.Warn("monitor not started ahead", "error", err)
-				}
-				return
-			}
-			l.mu.Unlock()
-		}
-	}()
-}
-
-// refillSoon starts monitors ahead after refillPause, which begins anew with each call. l.mu is
-// held.
-func (l *Launcher) refillSoon(k kind) {
-	p := &l.kinds[k]
-	if l.closed {
-		return
-	}
-	if p.timer == nil || !p.timer.Stop() {
-		l.wg.Add(1) // in place of an earlier one it has that one's count
-	}
-	p.timer = time.AfterFunc(refillPause, func() {
-		defer l.wg.Done()
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.refill(k)
-	})
 }
 
 // spawn starts a monitor that waits for its request.
@@ -251,28 +176,6 @@ func (l *Launcher) reap(c *child) {
 	c.fd.close()
 }
 
-// take returns a monitor started ahead, or starts one.
-func (l *Launcher) take(k kind) (*child, error) {
-	var mounts [sha256.Size]byte
-	if k == enclosed {
-		mounts = hostMounts()
-	}
-	l.mu.Lock()
-	p := &l.kinds[k]
-	for len(p.warm) > 0 {
-		c := p.warm[0]
-		p.warm = append(p.warm[:0], p.warm[1:]...)
-		if c.mounts != mounts {
-			_ = c.conn.Close() // it would not see what was mounted since
-			continue
-		}
-		l.mu.Unlock()
-		return c, nil
-	}
-	l.mu.Unlock()
-	return l.spawn(k)
-}
-
 // hand gives a monitor its request.
 func (c *child) hand(spec Spec, req *request) error {
 	var m wire.Message
@@ -293,6 +196,11 @@ func (c *child) hand(spec Spec, req *request) error {
 // be had, and nothing is left behind. Cancelling ctx while Start waits undoes the start. The files
 // of spec stay the caller's; the monitor has copies.
 func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
+	return l.startWith(ctx, spec, func() (*child, error) { return l.take(kindOf(spec.Level), func() {}) })
+}
+
+// startWith is Start with a way to come by a monitor.
+func (l *Launcher) startWith(ctx context.Context, spec Spec, take func() (*child, error)) (*Process, error) {
 	if err := known(spec.Level); err != nil {
 		return nil, err
 	}
@@ -310,7 +218,7 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrStart, err)
 	}
-	p, err := l.start(ctx, spec, by)
+	p, err := l.start(ctx, spec, by, take)
 	if err != nil {
 		undo()
 	}
@@ -318,14 +226,14 @@ func (l *Launcher) Start(ctx context.Context, spec Spec) (*Process, error) {
 }
 
 // start is Start once the group of the program is made.
-func (l *Launcher) start(ctx context.Context, spec Spec, by plan) (*Process, error) {
+func (l *Launcher) start(ctx context.Context, spec Spec, by plan, take func() (*child, error)) (*Process, error) {
 	req, err := by.request(spec)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrStart, err)
 	}
 	defer req.close()
 	k := kindOf(spec.Level)
-	c, err := l.take(k)
+	c, err := take()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrStart, err)
 	}
@@ -442,6 +350,7 @@ func (l *Launcher) Close() error {
 		return nil
 	}
 	l.closed = true
+	l.come.Broadcast()
 	var warm []*child
 	for i := range l.kinds {
 		warm = append(warm, l.kinds[i].warm...)

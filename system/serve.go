@@ -80,6 +80,15 @@ func (a *Agent) bringUp(ctx context.Context, r *activeRun) error {
 	if err := a.openOutlets(); err != nil {
 		return err
 	}
+	var expected *sandbox.Expected
+	if a.monitored {
+		launcher, err := a.provider.launch()
+		if err != nil {
+			return err
+		}
+		expected = launcher.Expect(a.sandboxLevel())
+		defer expected.Close()
+	}
 	if a.Runtime() != nil {
 		if err := a.refresh(ctx); err != nil {
 			return err
@@ -97,7 +106,7 @@ func (a *Agent) bringUp(ctx context.Context, r *activeRun) error {
 	var proc process
 	var err error
 	if a.monitored {
-		proc, err = a.launchMonitored(ctx)
+		proc, err = a.launchMonitored(ctx, expected)
 	} else {
 		proc, err = a.launchSpawned()
 	}
@@ -229,12 +238,8 @@ func (a *Agent) dropListener() {
 	}
 }
 
-// launchMonitored starts the runtime under a monitor.
-func (a *Agent) launchMonitored(ctx context.Context) (process, error) {
-	launcher, err := a.provider.launch()
-	if err != nil {
-		return nil, err
-	}
+// launchMonitored starts the runtime under the monitor that is expected to.
+func (a *Agent) launchMonitored(ctx context.Context, expected *sandbox.Expected) (process, error) {
 	var files openFiles
 	defer files.close()
 	s := sandbox.Spec{StateDir: hostPath(a.home, stateDir)}
@@ -254,7 +259,7 @@ func (a *Agent) launchMonitored(ctx context.Context) (process, error) {
 	if err := a.storeStart(); err != nil {
 		return nil, err
 	}
-	proc, err := launcher.Start(ctx, s)
+	proc, err := expected.Start(ctx, s)
 	if err != nil {
 		files.close()
 		outputs.wait()
