@@ -232,6 +232,26 @@ func throttling(t *testing.T, paths []string) (periods, throttled int) {
 	return periods, throttled
 }
 
+// Listeners that the monitor opens inside do not come in place of the files of the group.
+func TestLimitsBesideListenersInside(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1})
+	need(t, l, sandbox.Strict)
+	needGroup(t, cgroup.PIDs)
+	spec := newWorld(t).spec(t, sandbox.Strict, "exec sleep 1000")
+	spec.Limits = sandbox.Limits{PIDs: 64}
+	spec.Listen = []sandbox.Listen{{Name: "a", Port: 5528}, {Name: "b", Port: 5529}, {Name: "c", Port: 5530}}
+	p := start(t, l, spec)
+	files, err := p.Files(deadline(t))
+	for _, f := range files {
+		defer f.Close()
+	}
+	if err != nil || len(files) != len(spec.Listen) || len(groupPaths(t, p.PID())) == 0 {
+		t.Errorf("%d files, %v; groups %v", len(files), err, groupPaths(t, p.PID()))
+	}
+	end(t, p)
+}
+
 // The monitor is not what is limited, nor in what is killed.
 func TestLimitsLeaveTheMonitorAlone(t *testing.T) {
 	t.Parallel()

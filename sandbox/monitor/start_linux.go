@@ -105,8 +105,9 @@ func (m *monitor) accept(fds []int) error {
 	m.sink.fd = next(m.spec.Log)
 	m.stdin = next(m.spec.Stdin)
 	m.tees = [2]int{next(m.spec.Stdout), next(m.spec.Stderr)}
-	n := len(m.spec.Files)
-	m.files, m.held, fds = fds[:n], fds[n:n+len(m.spec.Held)], fds[n+len(m.spec.Held):]
+	n, end := len(m.spec.Files), len(m.spec.Files)+len(m.spec.Held)
+	// Listeners inside are added to what is held, and must not come in place of what follows.
+	m.files, m.held, fds = fds[:n:n], fds[n:end:end], fds[end:]
 	m.group = group{into: next(m.spec.Into), kill: next(m.spec.KillFile), events: next(m.spec.OOMEvents), pairs: fds}
 	return nil
 }
