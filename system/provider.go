@@ -278,13 +278,17 @@ func (p *Provider) create(id uuid.UUID, ref spec.Reference, extra []AgentOption,
 	if a.home, err = p.agentHome(id); err != nil {
 		return nil, err
 	}
+	// Side by side, for each waits for the disk.
+	synced := make(chan error, 1)
+	go func() { synced <- workspace.SyncDir(p.root, "") }()
 	a.handle = &handle{Version: handleVersion, ID: id, CreatedAt: time.Now().UTC(), UID: a.uid}
 	a.fillHandle(rec)
-	if err := a.handle.write(a.home, true); err != nil {
-		return nil, err
+	err = a.handle.write(a.home, true)
+	if unsynced := <-synced; unsynced != nil && err == nil {
+		err = fmt.Errorf("agent folder: %w", unsynced)
 	}
-	if err := workspace.SyncDir(p.root, ""); err != nil {
-		return nil, fmt.Errorf("agent folder: %w", err)
+	if err != nil {
+		return nil, err
 	}
 	return a, nil
 }
