@@ -143,7 +143,7 @@ func liveAndDie(t *testing.T, dir string, want *ledger) int {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	changes, killAt := 0, 1+rand.IntN(120)
+	changes, killAt := 0, 1+rand.IntN(60)
 	var kill sync.Once
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {

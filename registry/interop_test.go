@@ -278,8 +278,17 @@ func TestInteropPodman(t *testing.T) {
 	id := strings.TrimSpace(must("pull", "oci:image:v1"))
 	must("push", "--tls-verify=false", id, p.host+"/team/app:v1")
 	p.wantTags("team/app", "v1")
+	if got := must("search", "--tls-verify=false", "--list-tags", p.host+"/team/app"); !strings.Contains(got, "v1") {
+		t.Errorf("list of tags: %s", got)
+	}
 	must("rmi", "--force", id)
 	must("pull", "--tls-verify=false", p.host+"/team/app:v1")
+	must("push", "--tls-verify=false", p.host+"/team/app:v1", p.host+"/other/app:v2")
+	p.wantTags("other/app", "v2")
+	must("logout", p.host)
+	if out, err := podman("pull", "--tls-verify=false", p.host+"/other/app:v2"); err == nil {
+		t.Errorf("without a login it pulls: %s", out)
+	}
 }
 
 // docker's client reads registries by itself; pulls and pushes are its engine's part.
