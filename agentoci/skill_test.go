@@ -74,6 +74,44 @@ func TestASkillIsBuiltLoadedAndInherited(t *testing.T) {
 	}
 }
 
+// shifting gives another text of a skill's file from the second time on that it is opened.
+type shifting struct {
+	fs.FS
+	then string
+	n    *int
+}
+
+func (s shifting) Open(name string) (fs.File, error) {
+	if name != "tables/ref/units.md" {
+		return s.FS.Open(name)
+	}
+	// Each is asked for its kind before it is opened: the first two are for the digest.
+	if *s.n++; *s.n <= 2 {
+		return s.FS.Open(name)
+	}
+	return fstest.MapFS{name: {Data: []byte(s.then)}}.Open(name)
+}
+
+func TestP10ASkillThatChangesDuringTheBuildIsRefused(t *testing.T) {
+	t.Parallel()
+	for then, want := range map[string]string{"mk": "sha256:", "kmm": "it changed while it was built", "k": "it changed while it was built", "km": ""} {
+		for kind, store := range stores(t) {
+			folder := shifting{skillFolder(), then, new(int)}
+			_, err := Build(t.Context(), store, []byte("FROM scratch\nADD tables/"), BuildOptions{Folder: folder, Tags: []string{"a"}})
+			if _, none := store.Resolve(t.Context(), "a"); (none == nil) != (want == "") {
+				t.Errorf("%s: %q: tagged: %v", kind, then, none)
+			}
+			if want == "" {
+				if err != nil || *folder.n < 4 {
+					t.Errorf("%s: the allowed twin: %v, opened %d times", kind, err, *folder.n)
+				}
+				continue
+			}
+			wants(t, kind+" "+then, err, nil, want)
+		}
+	}
+}
+
 // What the runtime would leave out is told at the build.
 func TestASkillThatTheRuntimeLeavesOutIsWarnedOf(t *testing.T) {
 	t.Parallel()
@@ -154,9 +192,20 @@ func TestP11ABadSkillOfAnImageIsRefused(t *testing.T) {
 		}
 		wants(t, name, err, tc.is, "ADD skills/tables: ")
 	}
+}
+
+// A skill is not believed for what its image or its store says of it.
+func TestASkillThatIsAnotherIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	store := memory.New()
+	build(t, store, "FROM scratch\nADD tables/", BuildOptions{Folder: skillFolder(), Tags: []string{"good"}})
+	good, err := Load(t.Context(), store, "good")
+	if err != nil {
+		t.Fatal(err)
+	}
 	// The right archive in the place of another, and no archive.
 	layer := good.Manifest.Layers[len(good.Manifest.Layers)-1]
-	for name, b := range map[string][]byte{"other bytes": archive(t, own), "nothing": nil} {
+	for name, b := range map[string][]byte{"other bytes": archive(t, file("SKILL.md", skillText)), "nothing": nil} {
 		img, err := Load(t.Context(), lying{store, layer.Digest, b}, "good")
 		if err != nil {
 			t.Fatal(err)

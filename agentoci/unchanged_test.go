@@ -66,12 +66,6 @@ func TestBadInputLeavesTheStoreAsItWas(t *testing.T) {
 	if _, err := packIndex(t, parents, "bin:latest"); err != nil {
 		t.Fatal(err)
 	}
-	layer := img.Manifest.Layers[3]
-	lies := func(b string) Opener {
-		return func(context.Context, spec.Reference) (oras.ReadOnlyTarget, string, error) {
-			return lying{parents, layer.Digest, []byte(b)}, "p0:latest", nil
-		}
-	}
 	full := strings.Repeat("x", spec.MaxContent)
 	files := fstest.MapFS{"a": {Data: []byte("a")}, "full": {Data: []byte(full)}, "more": {Data: []byte(full + "x")}, "bytes": {Data: []byte("\xff")}}
 	value := strings.Repeat("v", 60_000)
@@ -97,6 +91,7 @@ func TestBadInputLeavesTheStoreAsItWas(t *testing.T) {
 		"a word":                           {bad: "FROM scratch\nADD a\nNAM x", want: "unknown instruction", good: "FROM scratch\nADD a\nNAME x"},
 		"a reserved name":                  {bad: "FROM scratch\nADD a\nCONTEXT AGENT <<E\nE", want: "is reserved", good: "FROM scratch\nCONTEXT AGENTS <<E\nE"},
 		"a file that is not there":         {bad: "FROM scratch\nADD a\nADD b", want: "no such file", good: "FROM scratch\nADD a b"},
+		"a skill that is none":             {bad: "FROM scratch\nADD a\nADD gone/", want: "SKILL.md: there is no such file", good: "FROM scratch\nADD a"},
 		"a path that leaves":               {bad: "FROM scratch\nADD a\nADD ../a", want: "..", good: "FROM scratch\nADD ./a"},
 		"a text over its limit":            {bad: "FROM scratch\nADD a\nCONTEXT A file://more", want: "1048577 bytes", good: "FROM scratch\nCONTEXT A file://full"},
 		"a text that is none":              {bad: "FROM scratch\nADD a\nCONTEXT A file://bytes", want: "not UTF-8", good: "FROM scratch\nADD bytes"},
@@ -124,6 +119,19 @@ func TestBadInputLeavesTheStoreAsItWas(t *testing.T) {
 	}
 	_, err = Build(t.Context(), store, []byte("FROM scratch\nADD a\nADD fifo"), BuildOptions{Folder: fifo(t), Tags: []string{"new:1"}})
 	wants(t, "P5 a FIFO", err, nil, "no regular file")
+	if d := cmp.Diff(before, contents(t, dir)); d != "" {
+		t.Errorf("the store is another:\n%.2000s", d)
+	}
+}
+
+func TestABadProgramLeavesTheStoreAsItWas(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	store, err := oci.New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, long := contents(t, dir), strings.Repeat("x", maxUsage+1)
 	programs := func(p ...Program) []Program { return p }
 	for name, tc := range map[string]struct {
 		image    BinImage
@@ -132,7 +140,7 @@ func TestBadInputLeavesTheStoreAsItWas(t *testing.T) {
 	}{
 		"a second program of another size": {BinImage{Name: "multi"}, programs(program(amd64, "a"), Program{Platform: arm64, Name: "multi", Size: 9, Open: program(arm64, "b").Open}), "linux/arm64"},
 		"two programs for a platform":      {BinImage{Name: "multi"}, programs(program(amd64, "a"), program(amd64, "b")), "two layers are for linux/amd64"},
-		"a usage over its limit":           {BinImage{Name: "multi", Usage: full + "x"}, programs(program(amd64, "a")), "more than 1048576"},
+		"a usage over its limit":           {BinImage{Name: "multi", Usage: long}, programs(program(amd64, "a")), "more than 1048576"},
 		"labels over 4 MiB":                {BinImage{Name: "multi", Labels: map[string]string{"a": strings.Repeat("x", maxManifest)}}, programs(program(amd64, "a")), "more than 4194304"},
 		"no platform":                      {BinImage{Name: "multi"}, programs(program(ocispec.Platform{}, "a")), "no platform"},
 		"no program":                       {BinImage{Name: "multi"}, nil, "no layer"},
@@ -143,9 +151,32 @@ func TestBadInputLeavesTheStoreAsItWas(t *testing.T) {
 	if d := cmp.Diff(before, contents(t, dir)); d != "" {
 		t.Errorf("the store is another:\n%.2000s", d)
 	}
+	if _, err := BuildBin(t.Context(), store, BinImage{Name: "multi", Tags: []string{"bin:1"}}, programs(program(amd64, "a"), program(arm64, "b"))); err != nil {
+		t.Error("the allowed twin:", err)
+	}
+}
 
-	// What can only be seen while it is copied: the blobs that came before it stay, and nothing refers to
-	// them. docs/image-format.md says so.
+// What can only be seen while it is copied: the blobs that came before it stay, and nothing refers to
+// them. docs/image-format.md says so.
+func TestWhatIsSeenLateLeavesNoNameAndNoManifest(t *testing.T) {
+	t.Parallel()
+	dir, parents := t.TempDir(), memory.New()
+	store, err := oci.New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	build(t, store, "FROM scratch\nNAME other\n", BuildOptions{Tags: []string{"guide:latest"}})
+	build(t, parents, guide, BuildOptions{Folder: folder(), Tags: []string{"p0:latest"}})
+	img, err := Load(t.Context(), parents, "p0:latest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, layer := contents(t, dir), img.Manifest.Layers[3]
+	lies := func(b string) Opener {
+		return func(context.Context, spec.Reference) (oras.ReadOnlyTarget, string, error) {
+			return lying{parents, layer.Digest, []byte(b)}, "p0:latest", nil
+		}
+	}
 	for name, parent := range map[string]Opener{"another blob": lies("HERE\n"), "a truncated blob": lies("he")} {
 		_, err := Build(t.Context(), store, []byte("FROM p0\nNAME x"), BuildOptions{Parent: parent, Tags: []string{"guide:latest"}})
 		wants(t, name, err, nil, "ADD map.txt: store "+layer.Digest.String())
@@ -153,9 +184,6 @@ func TestBadInputLeavesTheStoreAsItWas(t *testing.T) {
 		if index := filepath.Join(dir, "index.json"); after[index] != before[index] {
 			t.Errorf("%s: a name or manifest was stored", name)
 		}
-	}
-	if _, err := BuildBin(t.Context(), store, BinImage{Name: "multi", Tags: []string{"bin:1"}}, programs(program(amd64, "a"), program(arm64, "b"))); err != nil {
-		t.Error("the allowed twin:", err)
 	}
 }
 
