@@ -40,7 +40,7 @@ func Describe(level Level, ownUser bool) Confinement {
 			"calls that change the host, look into processes, make namespaces or change a file's mode, owner or times by its path are refused (seccomp)")
 		c.Open = append(c.Open,
 			"files: it finds out the names, sizes and owners of files that it can't open, where its user may",
-			"network: a port it was given is open to it on every address, not on this host alone",
+			portsOpen,
 			"processes: it finds out which process ids are in use",
 			limitsOpen)
 	case Off:
@@ -66,6 +66,13 @@ func each(files, locked int64) string {
 
 // eachOfAll is said where nothing runs that could be asked.
 var eachOfAll = each(wire.MaxEach.Files, wire.MaxEach.Locked)
+
+const (
+	// portsOpen is what Landlock leaves open, and judged what is said in its place where the monitor can
+	// look into the program.
+	portsOpen = "network: a port it was given is open to it on every address, not on this host alone"
+	judged    = "network: of all addresses it connects to and listens on 127.0.0.1 alone; files: what it may not write keeps its mode and times (its monitor makes these calls)"
+)
 
 const limitsOpen = "memory, processors, number of processes and disk are not limited"
 

@@ -266,6 +266,10 @@ func inForce(s wire.Status) Confinement {
 	} else {
 		c.Enforced = append(c.Enforced, each(s.Facts.Each.Files, s.Facts.Each.Locked))
 	}
+	if s.Facts.Judged {
+		c.Open = slices.DeleteFunc(c.Open, func(line string) bool { return line == portsOpen })
+		c.Enforced = append(c.Enforced, judged)
+	}
 	if s.Facts.Landlock > 0 {
 		c.Enforced = append(c.Enforced, fmt.Sprintf("Landlock version %d is in force", s.Facts.Landlock))
 	}

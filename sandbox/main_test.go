@@ -97,6 +97,8 @@ func play(role string) int {
 		_, _ = r.Read(make([]byte, 1)) // ends when the test says so
 	case "attempts":
 		return attemptAll()
+	case "judged":
+		return judgedAttempts()
 	case "dial":
 		return dial()
 	case "delegate":

@@ -60,9 +60,11 @@ type Spec struct {
 	// Listen are sockets that the monitor opens on the loopback inside and keeps, as it does Held.
 	// Strict alone has a loopback of the program's own; at other levels they are refused.
 	Listen []Listen
-	// Ports are the TCP ports that the program may connect to at limited, on any address.
+	// Ports are the TCP ports of 127.0.0.1 that the program may connect to at limited; see Confinement
+	// for hosts where they are open on any address.
 	Ports []int
-	// Serve are the TCP ports that the program may listen on at limited, on any address.
+	// Serve are the TCP ports of 127.0.0.1 that the program may listen on at limited, with the same
+	// exception.
 	Serve []int
 	// Relay names listeners of Held whose connections the monitor passes on to a port of the
 	// loopback inside, for a program at strict that can't take a listener over.

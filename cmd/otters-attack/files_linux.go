@@ -237,18 +237,6 @@ func stateAttacks() []attack {
 			}
 			return verdict(unix.Chmod(path, st.Mode&0o7777), "set the mode it had of %s", path)
 		}),
-		below("fchmod-store", "make a program that all agents share writable, by a descriptor that only reads", "P19", "file.store", "", "write", func(_ targets, path string) result {
-			f, err := os.Open(path)
-			if err != nil {
-				return denied("%v", err)
-			}
-			defer f.Close()
-			var st unix.Stat_t
-			if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-				return denied("%v", err)
-			}
-			return verdict(unix.Fchmod(int(f.Fd()), st.Mode&0o7777), "set the mode it had of %s", path)
-		}),
 		below("link-store", "hard-link a program that all agents share", "P19", "file.store", "", "links", hardLink),
 		below("swap-store", "swap a program that all agents share", "P19", "dir.store", "", "links", renameWithin),
 		below("write-logs", "plant a link where logs are written", "P14", "dir.logs", "", "links", renameWithin),

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,6 +20,7 @@ import (
 var twins = map[string]func(targets) error{
 	"write":   twinWrite,
 	"read":    twinRead,
+	"modes":   twinModes,
 	"links":   twinLinks,
 	"child":   func(targets) error { return exec.Command(own(), "role-nothing").Run() },
 	"signal":  twinSignal,
@@ -63,6 +65,30 @@ func twinWrite(t targets) error {
 		err = fmt.Errorf("read %q back", got)
 	}
 	return errors.Join(err, os.Remove(path))
+}
+
+// twinModes changes what is its own by a descriptor that only reads.
+func twinModes(t targets) error {
+	path := filepath.Join(t.workspace(), t.marker())
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		return err
+	}
+	defer os.Remove(path)
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	times := [2]unix.Timespec{{Sec: 1}, {Sec: 2}}
+	_, err = call(unix.SYS_UTIMENSAT, f.Fd(), 0, uintptr(unsafe.Pointer(&times)))
+	if err := errors.Join(err, f.Chmod(0o640)); err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err == nil && (st.Mode() != 0o640 || st.ModTime().Unix() != 2) {
+		err = fmt.Errorf("mode %v, time %v", st.Mode(), st.ModTime())
+	}
+	return err
 }
 
 func twinRead(t targets) error {

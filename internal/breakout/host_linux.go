@@ -318,9 +318,23 @@ func (h *host) findStore() error {
 	return fmt.Errorf("%s holds no program", h.targets["dir.store"])
 }
 
+// serveBeside starts a server that says the secret at the port of an address of ours on another one.
+func (h *host) serveBeside(address string) {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return
+	}
+	if l, err := net.Listen("tcp", "127.0.0.2:"+port); err == nil {
+		h.serve(l)
+	}
+}
+
 // gateway is the model endpoint of an agent, which answers everything with its secret.
 type gateway struct {
-	secret  string
+	secret string
+	// beside, where it is there, is told of each address.
+	beside func(address string)
+
 	mu      sync.Mutex
 	servers []*http.Server
 	last    string
@@ -335,6 +349,9 @@ func (g *gateway) accept(l net.Listener) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.servers, g.last = append(g.servers, s), l.Addr().String()
+	if g.beside != nil {
+		g.beside(g.last)
+	}
 	g.wg.Go(func() { _ = s.Serve(l) })
 }
 

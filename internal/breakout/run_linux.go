@@ -121,6 +121,7 @@ func (h *host) create(ctx context.Context, id uuid.UUID, tag string, out io.Writ
 	} else {
 		opts = append(opts, system.WithLimits(h.opts.Limits))
 		opts = append(opts, h.attackersProxy()...)
+		g.beside = h.serveBeside
 	}
 	h.closers = append(h.closers, g.close)
 	a, err := h.provider.CreateWithOptions(ctx, id, spec.Reference{Name: "attack", Tag: tag}, opts, spec.WithExtraEnvs(env))

@@ -22,8 +22,16 @@ const confineArg = "confine"
 // codeConfine is the exit code of a confiner that has told the monitor what went wrong.
 const codeConfine = 3
 
+// Words between the monitor and the confiner, each a message of its own. What the confiner says beside
+// confinerCalls, which comes with a descriptor, is what went wrong.
+const (
+	monitorJudges = "judged"
+	monitorBlind  = "blind"
+	confinerCalls = "calls"
+)
+
 // forkLimited starts the program through a confiner. Behind the program's descriptors this has the
-// spec and a pipe for what goes wrong, which closes when it becomes the program.
+// spec and a socket to the monitor, which closes when it becomes the program.
 func (m *monitor) forkLimited(in, out, errs int) (int, error) {
 	mem, err := unix.MemfdCreate("spec", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -36,48 +44,86 @@ func (m *monitor) forkLimited(in, out, errs int) (int, error) {
 	if _, err := unix.Seek(mem, 0, 0); err != nil {
 		return 0, &startError{"spec", err}
 	}
-	var fault [2]int
-	if err := unix.Pipe2(fault[:], unix.O_CLOEXEC); err != nil {
-		return 0, &startError{"pipe", err}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, &startError{"socket", err}
 	}
-	f := os.NewFile(uintptr(fault[0]), "fault")
-	defer f.Close()
+	defer unix.Close(pair[0])
+	shared := "shared"
+	if m.ownUser() {
+		shared = ""
+	}
 	whole, files := m.spec, m.files
-	m.spec.Path, m.spec.Args, m.spec.Env, m.spec.Dir = "/proc/self/exe", []string{confineArg, strconv.Itoa(len(files))}, nil, "/"
+	m.spec.Path, m.spec.Args, m.spec.Env, m.spec.Dir = "/proc/self/exe", []string{confineArg, strconv.Itoa(len(files)), shared}, nil, "/"
 	m.spec.Files = nil
-	m.files = append(append([]int(nil), files...), mem, fault[1])
+	m.files = append(append([]int(nil), files...), mem, pair[1])
 	pid, err := m.fork(in, out, errs)
 	m.spec, m.files = whole, files
-	_ = unix.Close(fault[1])
+	_ = unix.Close(pair[1])
 	if err != nil {
 		return 0, err
 	}
-	b, err := io.ReadAll(io.LimitReader(f, wire.MaxRequest))
-	if err == nil && len(b) == 0 {
-		return pid, nil
+	if err := m.accompany(pid, pair[0]); err != nil {
+		m.abandon(pid)
+		return 0, err
 	}
-	m.abandon(pid)
-	if err != nil {
-		return 0, &startError{"confine the program", err}
+	return pid, nil
+}
+
+// accompany returns when the confiner has become the program, or with what went wrong.
+func (m *monitor) accompany(pid, conn int) error {
+	word := monitorBlind
+	if m.judged = canJudge(pid); m.judged {
+		word = monitorJudges
 	}
-	what, number, _ := strings.Cut(string(b), "\x00")
+	_ = unix.Send(conn, []byte(word), unix.MSG_NOSIGNAL) // one that is gone says so below
+	b, oob := make([]byte, wire.MaxRequest), make([]byte, unix.CmsgSpace(4))
+	for {
+		n, oobn, _, _, err := unix.Recvmsg(conn, b, oob, unix.MSG_CMSG_CLOEXEC)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return &startError{"confine the program", err}
+		}
+		if n == 0 {
+			return nil
+		}
+		if text := string(b[:n]); text != confinerCalls {
+			return faultOf(text)
+		}
+		messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+		if err != nil || len(messages) != 1 {
+			return &startError{"calls of the program", syscall.EPROTO}
+		}
+		fds, err := unix.ParseUnixRights(&messages[0])
+		if err != nil || len(fds) != 1 {
+			return &startError{"calls of the program", syscall.EPROTO}
+		}
+		go newDeputy(fds[0], &m.spec).serve()
+	}
+}
+
+// faultOf is the error that a confiner tells of.
+func faultOf(text string) error {
+	what, number, _ := strings.Cut(text, "\x00")
 	n, err := strconv.Atoi(number)
 	if err != nil {
-		return 0, errors.New(what)
+		return errors.New(what)
 	}
-	return 0, &startError{what, syscall.Errno(n)}
+	return &startError{what, syscall.Errno(n)}
 }
 
 // confineSelf runs in the confiner: as the program's user, with its descriptors.
-func confineSelf(files string) int {
+func confineSelf(files string, shared bool) int {
 	count, err := strconv.Atoi(files)
 	if err != nil || count < 0 || count > wire.MaxFiles {
 		return codeUsage
 	}
-	mem, fault := 3+count, 4+count
+	mem, conn := 3+count, 4+count
 	unix.CloseOnExec(mem)
-	unix.CloseOnExec(fault)
-	err = confineAndExec(mem)
+	unix.CloseOnExec(conn)
+	err = confineAndExec(mem, conn, shared)
 	text := err.Error()
 	var e *startError
 	if errors.As(err, &e) {
@@ -87,12 +133,12 @@ func confineSelf(files string) int {
 	if errors.As(err, &errno) {
 		text += "\x00" + strconv.Itoa(int(errno))
 	}
-	_, _ = writeAll(fault, []byte(text))
+	_ = unix.Send(conn, []byte(text), unix.MSG_NOSIGNAL)
 	return codeConfine
 }
 
 // confineAndExec returns only where it fails.
-func confineAndExec(mem int) error {
+func confineAndExec(mem, conn int, shared bool) error {
 	f := os.NewFile(uintptr(mem), "spec")
 	b, err := io.ReadAll(io.LimitReader(f, wire.MaxSpec+1))
 	if err != nil {
@@ -112,12 +158,26 @@ func confineAndExec(mem int) error {
 	if unix.Geteuid() == 0 {
 		return &startError{"level limited as root", syscall.EPERM}
 	}
+	word := make([]byte, len(monitorJudges))
+	n, err := unix.Read(conn, word)
+	if err != nil {
+		return &startError{"word of the monitor", err}
+	}
 	// Both hold for the calling thread, and exec leaves no other.
 	if _, err := confineFiles(&spec, true); err != nil {
 		return err
 	}
-	if err := installFilter(true, len(spec.Serve) > 0); err != nil {
+	calls, err := installFilter(rules{
+		limited: true, listens: len(spec.Serve) > 0, connects: len(spec.Ports) > 0,
+		judged: string(word[:n]) == monitorJudges, shared: shared,
+	})
+	if err != nil {
 		return err
+	}
+	if calls >= 0 {
+		if err := unix.Sendmsg(conn, []byte(confinerCalls), unix.UnixRights(calls), nil, unix.MSG_NOSIGNAL); err != nil {
+			return &startError{"calls of the program", err}
+		}
 	}
 	argv, env := append([]string{spec.Path}, spec.Args...), environment(spec.Env, spec.Files)
 	for i := 0; ; i++ {

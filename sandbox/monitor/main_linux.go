@@ -28,8 +28,8 @@ const (
 func Main() int {
 	// The program dies with the thread that started it (PR_SET_PDEATHSIG), so that thread stays.
 	runtime.LockOSThread()
-	if len(os.Args) == 3 && os.Args[1] == confineArg {
-		return confineSelf(os.Args[2])
+	if len(os.Args) == 4 && os.Args[1] == confineArg {
+		return confineSelf(os.Args[2], os.Args[3] != "")
 	}
 	unix.Umask(0o077)
 	if kind, err := unix.GetsockoptInt(launchFD, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {

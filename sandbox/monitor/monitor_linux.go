@@ -41,6 +41,9 @@ type monitor struct {
 	stdin              int // -1 for none
 	group              group
 
+	// judged tells of level limited that this process makes the calls that a filter can't judge.
+	judged bool
+
 	// Of level strict: the monitor's id on the host, the ids of its namespaces, and the program.
 	hostPID    int
 	namespaces string

@@ -28,6 +28,7 @@ const (
 	ioctlTIOCLINUX = 0x541c
 	sockTypeMask   = 0xf
 	protoMPTCP     = 262
+	fsSetXAttr     = 0x401c5820 // FS_IOC_FSSETXATTR
 )
 
 // deniedCalls are refused with EPERM at every level but off: what changes the host or the
@@ -108,10 +109,21 @@ func (a *assembler) call(nr uint32, body func(*assembler)) {
 	*a = append(*a, b...)
 }
 
-// filter is the program for a level. The families of sockets differ: with a network namespace of
-// its own a program reaches nobody by any of these three, without one Landlock has a rule for TCP
-// alone. listens tells of limited whether the program may listen.
-func filter(limited, listens bool) []unix.SockFilter {
+// rules are what a filter depends on.
+type rules struct {
+	// limited is the level. The families of sockets differ: with a network namespace of its own a
+	// program reaches nobody by any of these three, without one Landlock has a rule for TCP alone.
+	limited bool
+	// Of limited: whether the program may listen, and connect; whether a deputy judges what a filter
+	// can't; whether others run with its user id.
+	listens, connects, judged, shared bool
+}
+
+// deputised tells whether there is something that a deputy must do.
+func (r rules) deputised() bool { return r.judged && (r.connects || r.listens || r.shared) }
+
+// filter is the program of r.
+func filter(r rules) []unix.SockFilter {
 	var a assembler
 	a.load(seccompArch)
 	a.when(auditArch, 1)
@@ -123,8 +135,8 @@ func filter(limited, listens bool) []unix.SockFilter {
 		a.unless(nr, 1)
 		a.refuse(unix.EPERM)
 	}
-	if limited {
-		a.limited(listens)
+	if r.limited {
+		a.limited(r)
 	}
 	for _, c := range onlySelf {
 		a.call(c.nr, func(b *assembler) {
@@ -149,8 +161,14 @@ func filter(limited, listens bool) []unix.SockFilter {
 		b.refuse(unix.EPERM)
 		b.unless(ioctlTIOCLINUX, 1)
 		b.refuse(unix.EPERM)
+		if r.shared {
+			for _, attribute := range []uint32{unix.FS_IOC_SETFLAGS, fsSetXAttr, unix.FS_IOC_ENABLE_VERITY} {
+				b.unless(attribute, 1)
+				b.refuse(unix.EPERM)
+			}
+		}
 	})
-	a.call(unix.SYS_SOCKET, func(b *assembler) { sockets(b, limited) })
+	a.call(unix.SYS_SOCKET, func(b *assembler) { sockets(b, r.limited) })
 	a.call(unix.SYS_SOCKETPAIR, func(b *assembler) {
 		b.load(seccompArgs)
 		b.when(unix.AF_UNIX, 1)
@@ -167,11 +185,35 @@ var sends = []struct {
 }{{unix.SYS_SENDTO, 3}, {unix.SYS_SENDMSG, 2}, {unix.SYS_SENDMMSG, 3}}
 
 // limited compiles what level limited refuses beside; the number is loaded.
-func (a *assembler) limited(listens bool) {
-	if !listens {
-		// Landlock has a rule for bind(2), and the kernel binds a socket that listens without it.
-		a.unless(unix.SYS_LISTEN, 1)
+func (a *assembler) limited(r rules) {
+	switch {
+	case !r.connects:
+		a.unless(unix.SYS_CONNECT, 1)
 		a.refuse(unix.EACCES)
+	case r.judged:
+		a.unless(unix.SYS_CONNECT, 1)
+		a.ret(unix.SECCOMP_RET_USER_NOTIF)
+	}
+	if r.shared {
+		for _, nr := range []uint32{unix.SYS_FCHOWN, unix.SYS_FSETXATTR, unix.SYS_FREMOVEXATTR} {
+			a.unless(nr, 1)
+			a.refuse(unix.EPERM)
+		}
+	}
+	if r.shared && r.judged {
+		a.unless(unix.SYS_FCHMOD, 1)
+		a.ret(unix.SECCOMP_RET_USER_NOTIF)
+	}
+	// Landlock has a rule for bind(2), and the kernel binds a socket that listens without it.
+	for _, nr := range []uint32{unix.SYS_BIND, unix.SYS_LISTEN} {
+		switch {
+		case !r.listens:
+			a.unless(nr, 1)
+			a.refuse(unix.EACCES)
+		case r.judged:
+			a.unless(nr, 1)
+			a.ret(unix.SECCOMP_RET_USER_NOTIF)
+		}
 	}
 	for _, nr := range deniedLimited {
 		a.unless(nr, 1)
@@ -195,6 +237,9 @@ func (a *assembler) limited(listens bool) {
 		b.load(seccompArgs + 12)
 		b.when(0, 1)
 		b.refuse(unix.EPERM)
+		if r.shared && r.judged {
+			b.ret(unix.SECCOMP_RET_USER_NOTIF)
+		}
 	})
 }
 
@@ -227,15 +272,23 @@ func sockets(b *assembler, limited bool) {
 }
 
 // installFilter filters the calls of the calling thread and of what it starts. It needs
-// no_new_privs.
-func installFilter(limited, listens bool) error {
+// no_new_privs. Where there are calls for a deputy it returns what they come by, else -1.
+func installFilter(r rules) (int, error) {
 	if auditArch == 0 {
-		return &startError{"seccomp filter: not known for this processor", syscall.ENOTSUP}
+		return -1, &startError{"seccomp filter: not known for this processor", syscall.ENOTSUP}
 	}
-	f := filter(limited, listens)
+	f := filter(r)
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
-	if _, _, e := unix.RawSyscall(unix.SYS_SECCOMP, seccompSetModeFilter, 0, uintptr(unsafe.Pointer(&prog))); e != 0 {
-		return &startError{"seccomp filter", e}
+	flags := uintptr(0)
+	if r.deputised() {
+		flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 	}
-	return nil
+	fd, _, e := unix.RawSyscall(unix.SYS_SECCOMP, seccompSetModeFilter, flags, uintptr(unsafe.Pointer(&prog)))
+	if e != 0 {
+		return -1, &startError{"seccomp filter", e}
+	}
+	if flags == 0 {
+		return -1, nil
+	}
+	return int(fd), nil
 }

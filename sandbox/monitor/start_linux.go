@@ -163,7 +163,7 @@ func (m *monitor) spawn() error {
 	}
 	m.status = wire.Status{
 		PID: pid, Start: st.Start, Monitor: unix.Getpid(), At: m.started.UTC(), Level: m.spec.Level,
-		OwnUser: m.spec.UID > 0 && m.spec.UID != unix.Geteuid(),
+		OwnUser: m.ownUser(),
 	}
 	if m.spec.Level == levelStrict {
 		m.status.Monitor = m.hostPID
@@ -178,13 +178,16 @@ func (m *monitor) spawn() error {
 		m.abandon(pid)
 		return &startError{"read back what is in force", err}
 	}
-	m.status.Facts.Landlock, m.status.Facts.Namespaces = abi, m.namespaces
+	m.status.Facts.Landlock, m.status.Facts.Namespaces, m.status.Facts.Judged = abi, m.namespaces, m.judged
 	for i, fd := range []int{out[0], errs[0]} {
 		_ = unix.SetNonblock(fd, true) // or the pump holds a thread of its own, no more
 		m.pump(i, os.NewFile(uintptr(fd), "pipe"))
 	}
 	return nil
 }
+
+// ownUser tells whether the program's user id is not the monitor's.
+func (m *monitor) ownUser() bool { return m.spec.UID > 0 && m.spec.UID != unix.Geteuid() }
 
 // confined starts the program at its level and tells the version of Landlock in force.
 func (m *monitor) confined(in, out, errs int) (pid, abi int, err error) {

@@ -31,7 +31,7 @@ func TestMessagesComeBackAsTheyWere(t *testing.T) {
 		t.Errorf("%+v %v", ExitOf(parsed), err)
 	}
 	status := Status{PID: 1, Start: 1 << 40, Monitor: 2, At: time.Unix(3, 4).UTC(), Level: "off", OwnUser: true,
-		Facts: Facts{NoNewPrivs: 1, Seccomp: 2, Caps: 1 << 63, Bounding: 3, Landlock: 7, Namespaces: "a b", MemoryLimit: 8, PIDLimit: 9, Each: Each{10, 11, 12, -1, 13}}}
+		Facts: Facts{NoNewPrivs: 1, Seccomp: 2, Caps: 1 << 63, Bounding: 3, Landlock: 7, Namespaces: "a b", MemoryLimit: 8, PIDLimit: 9, Each: Each{10, 11, 12, -1, 13}, Judged: true}}
 	m = Message{}
 	status.Fill(&m)
 	if got := StatusOf(m); got != status {

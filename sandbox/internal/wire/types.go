@@ -180,6 +180,8 @@ type Facts struct {
 	// MemoryLimit and PIDLimit are rlimits in force where they were asked for; 0 for none.
 	MemoryLimit, PIDLimit int64
 	Each                  Each
+	// Judged tells of level limited that the monitor makes the calls that a filter can't judge.
+	Judged bool
 }
 
 // Each are the hard limits of every process of a program: how many files it has open, the bytes of
@@ -239,6 +241,7 @@ func (s Status) Fill(m *Message) {
 	m.Add("namespaces", f.Namespaces)
 	m.AddInt("memory", f.MemoryLimit)
 	m.AddInt("pids", f.PIDLimit)
+	addBool(m, "judged", f.Judged)
 	for _, n := range f.Each.fields() {
 		m.AddInt("each", *n)
 	}
@@ -252,6 +255,7 @@ func StatusOf(m Message) Status {
 		Facts: Facts{
 			NoNewPrivs: int(m.Int("nnp")), Seccomp: int(m.Int("seccomp")), Caps: Hex(m.Get("caps")), Bounding: Hex(m.Get("bounding")),
 			Landlock: int(m.Int("landlock")), Namespaces: m.Get("namespaces"), MemoryLimit: m.Int("memory"), PIDLimit: m.Int("pids"), Each: eachOf(m.All("each")),
+			Judged: m.Get("judged") != "",
 		},
 	}
 }
