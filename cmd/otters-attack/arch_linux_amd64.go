@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"os/exec"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -23,10 +25,32 @@ func archAttacks() []attack {
 			_, err := call(unix.SYS_MODIFY_LDT, write, uintptr(unsafe.Pointer(&entry[0])), unsafe.Sizeof(entry))
 			return verdict(err, "wrote a segment")
 		}},
+		{id: "other-abi-32", name: "make calls by the gate of 32-bit programs (int 0x80)", covers: "K12", twin: "id", run: func(targets) result {
+			// In a process of its own, for the filter, or a kernel without the gate, ends it.
+			out, err := exec.Command(own(), "role-32").Output()
+			if err != nil {
+				return denied("%v", err)
+			}
+			return won("getpid of the 32-bit ABI answers %s", out)
+		}},
 		{id: "other-abi", name: "make calls by the numbers of another ABI (x32)", covers: "K12", twin: "id", run: func(targets) result {
 			const x32 = 0x40000000
 			pid, err := call(x32|unix.SYS_GETPPID, 0)
 			return verdict(err, "getppid of the x32 ABI answers %d", pid)
 		}},
 	}
+}
+
+// i386 makes a call without arguments by the gate of 32-bit programs.
+func i386(number uint32) int32
+
+// call32 prints what getpid answers there.
+func call32([]string) error {
+	const getpid = 20
+	pid := i386(getpid)
+	if pid <= 0 {
+		return fmt.Errorf("getpid: %d", pid)
+	}
+	_, err := fmt.Print(pid)
+	return err
 }

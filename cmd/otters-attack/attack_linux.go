@@ -196,8 +196,8 @@ func writable(path string) result {
 func attacks() []attack {
 	var all []attack
 	for _, more := range [][]attack{
-		fileAttacks(), metadataAttacks(), stateAttacks(), descriptorAttacks(), mountAttacks(), deviceAttacks(), processAttacks(), privilegeAttacks(),
-		kernelAttacks(), archAttacks(), namespaceAttacks(), inheritanceAttacks(), socketAttacks(), elsewhereAttacks(), proxyAttacks(), localAttacks(), bindAttacks(), resourceAttacks(), survivalAttacks(),
+		fileAttacks(), metadataAttacks(), stateAttacks(), descriptorAttacks(), mountAttacks(), deviceAttacks(), processAttacks(), laterProcessAttacks(), privilegeAttacks(),
+		kernelAttacks(), newerAttacks(), archAttacks(), namespaceAttacks(), inheritanceAttacks(), socketAttacks(), elsewhereAttacks(), proxyAttacks(), localAttacks(), bindAttacks(), resourceAttacks(), survivalAttacks(),
 	} {
 		all = append(all, more...)
 	}

@@ -28,6 +28,8 @@ var roles = map[string]func([]string) error{
 	"role-spin":     spin,
 	"role-victim":   victim,
 	"role-idle":     idle,
+	"role-32":       call32,
+	"role-replaced": replaced,
 }
 
 // runner runs each attack in a process of its own, so that none changes what the next one finds.

@@ -29,13 +29,14 @@ const (
 	sockTypeMask   = 0xf
 	protoMPTCP     = 262
 	fsSetXAttr     = 0x401c5820 // FS_IOC_FSSETXATTR
+	ioprioUser     = 3          // IOPRIO_WHO_USER
 )
 
 // deniedCalls are refused with EPERM at every level but off: what changes the host or the
 // namespaces, what looks into other processes, and what has been the way into many kernels.
 var deniedCalls = append([]uint32{
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE,
-	unix.SYS_OPEN_TREE_ATTR, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR,
+	unix.SYS_OPEN_TREE_ATTR, unix.SYS_LISTMOUNT, unix.SYS_STATMOUNT, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR,
 	unix.SYS_UNSHARE, unix.SYS_SETNS,
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE, unix.SYS_KCMP,
 	unix.SYS_PIDFD_GETFD, unix.SYS_MOVE_PAGES, unix.SYS_MIGRATE_PAGES,
@@ -62,13 +63,13 @@ var deniedLimited = append([]uint32{
 
 // onlySelf are calls that may name no process but the caller, which is 0: the kernel lets any
 // process of a user change the others', an ordinary user's monitor among them. The number is the
-// argument's.
+// argument's. user, where it is not 0, is what the first argument may not be: it stands for all of a
+// user's.
 var onlySelf = []struct {
-	nr  uint32
-	arg uint32
+	nr, arg, user uint32
 }{
-	{unix.SYS_PRLIMIT64, 0}, {unix.SYS_SCHED_SETAFFINITY, 0}, {unix.SYS_SCHED_SETSCHEDULER, 0}, {unix.SYS_SCHED_SETPARAM, 0},
-	{unix.SYS_SCHED_SETATTR, 0}, {unix.SYS_SETPRIORITY, 1}, {unix.SYS_IOPRIO_SET, 1},
+	{unix.SYS_PRLIMIT64, 0, 0}, {unix.SYS_SCHED_SETAFFINITY, 0, 0}, {unix.SYS_SCHED_SETSCHEDULER, 0, 0}, {unix.SYS_SCHED_SETPARAM, 0, 0},
+	{unix.SYS_SCHED_SETATTR, 0, 0}, {unix.SYS_SETPRIORITY, 1, unix.PRIO_USER}, {unix.SYS_IOPRIO_SET, 1, ioprioUser},
 }
 
 // assembler builds a filter whose jumps are all to the next few instructions.
@@ -140,6 +141,11 @@ func filter(r rules) []unix.SockFilter {
 	}
 	for _, c := range onlySelf {
 		a.call(c.nr, func(b *assembler) {
+			if c.user != 0 {
+				b.load(seccompArgs)
+				b.unless(c.user, 1)
+				b.refuse(unix.EPERM)
+			}
 			b.load(seccompArgs + 8*c.arg)
 			b.when(0, 1)
 			b.refuse(unix.EPERM)
