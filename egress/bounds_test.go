@@ -123,6 +123,60 @@ func TestAnAgentsConnectionsAreBounded(t *testing.T) {
 	}
 }
 
+// Others on the machine may reach the listener: those who present no credential hold up neither a new
+// connection of the agent's nor one that it has.
+func TestStrangersDoNotKeepTheAgentOut(t *testing.T) {
+	t.Parallel()
+	_, port := hello(t, "127.0.0.1", false)
+	p := start(t, func(o *Options) { o.headerWait = time.Hour }, "127.0.0.1:"+port)
+	request := "GET http://127.0.0.1:" + port + "/ HTTP/1.1\r\nHost: x\r\nAUTH\r\n"
+	held, resp := p.send(request)
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Fatal(err)
+	}
+	for range maxClients + 50 {
+		c, err := net.Dial("tcp", p.l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if _, err := io.WriteString(c, "GET http://x/ HTTP/1.1\r\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := p.get("http://127.0.0.1:" + port); got != "hello 127.0.0.1:"+port {
+		t.Errorf("a new connection: %q", got)
+	}
+	if _, err := io.WriteString(held, strings.ReplaceAll(request, "AUTH", "Proxy-Authorization: Basic YWdlbnQ6b3RyX3NlY3JldA==\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	again, err := http.ReadResponse(bufio.NewReader(held), nil)
+	if err != nil || again.StatusCode != http.StatusOK {
+		t.Errorf("the one from before: %v %v", again, err)
+	}
+}
+
+// Headers that come slowly end with their time, however many bytes come in between.
+func TestSlowHeadersAreBounded(t *testing.T) {
+	t.Parallel()
+	p := start(t, func(o *Options) { o.headerWait = 100 * time.Millisecond }, "127.0.0.1:1")
+	c, err := net.Dial("tcp", p.l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(deadline))
+	text := "GET http://127.0.0.1:1/ HTTP/1.1\r\nX: "
+	for err == nil {
+		_, err = io.WriteString(c, text)
+		text = "x"
+		time.Sleep(time.Millisecond) // slowly is what is tested; 64 KiB would take a minute
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("they were read on")
+	}
+}
+
 func TestNoConnectionIsMadeThatCouldNotBeRecorded(t *testing.T) {
 	t.Parallel()
 	var reached atomic.Int32

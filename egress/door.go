@@ -19,7 +19,7 @@ import (
 
 // What one agent may take of the daemon.
 const (
-	maxClients     = 256      // its connections to the proxy; more wait in the kernel's queue
+	maxClients     = 256      // connections to the proxy; for more, those without the credential are ended, or they wait
 	maxConnections = 128      // connections out at the same time; more are refused
 	maxHeader      = 64 << 10 // bytes of a request's headers
 	maxAnswer      = 1 << 20  // bytes of the headers of a server's answer
@@ -97,12 +97,13 @@ func newDoor(p *Proxy, g Grant) *door {
 	}
 	d.server = &http.Server{
 		Handler:           http.HandlerFunc(d.handle),
-		ReadHeaderTimeout: headerWait,
+		ReadHeaderTimeout: p.opts.headerWait,
 		IdleTimeout:       idleWait,
 		MaxHeaderBytes:    maxHeader,
 		// OPTIONS * without a credential is refused as anything else is.
 		DisableGeneralOptionsHandler: true,
 		BaseContext:                  func(net.Listener) context.Context { return d.ctx },
+		ConnContext:                  gate.ConnContext,
 		ErrorLog:                     errorLog,
 	}
 	return d
@@ -110,7 +111,7 @@ func newDoor(p *Proxy, g Grant) *door {
 
 // serve answers until l is closed or end was called, and returns when nothing runs any more.
 func (d *door) serve(l net.Listener) error {
-	err := d.server.Serve(limit(l, maxClients, d.proxy.opts.IdleTimeout))
+	err := d.server.Serve(gate.Limit(l, maxClients, d.proxy.opts.IdleTimeout))
 	d.end()
 	d.running.Wait()
 	d.transport.CloseIdleConnections()
@@ -158,6 +159,7 @@ func (d *door) handle(w http.ResponseWriter, r *http.Request) {
 		answer(w, f)
 		return
 	}
+	gate.Known(ctx)
 	if d.own.wait(ctx) != nil {
 		return
 	}

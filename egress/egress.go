@@ -72,6 +72,8 @@ type Options struct {
 
 	// own are the addresses of this machine; nil asks the kernel.
 	own func() ([]netip.Addr, error)
+	// headerWait bounds the wait for a request's headers; 0 means the constant of that name.
+	headerWait time.Duration
 }
 
 // Grant is what one agent may reach.
@@ -109,7 +111,7 @@ func New(opts Options) *Proxy {
 	for _, t := range []struct {
 		value *time.Duration
 		usual time.Duration
-	}{{&opts.ResolveTimeout, 10 * time.Second}, {&opts.DialTimeout, 30 * time.Second}, {&opts.IdleTimeout, 5 * time.Minute}} {
+	}{{&opts.ResolveTimeout, 10 * time.Second}, {&opts.DialTimeout, 30 * time.Second}, {&opts.IdleTimeout, 5 * time.Minute}, {&opts.headerWait, headerWait}} {
 		if *t.value <= 0 {
 			*t.value = t.usual
 		}

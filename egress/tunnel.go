@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -110,61 +109,4 @@ func closeWrite(c net.Conn) error {
 		return half.CloseWrite()
 	}
 	return c.Close()
-}
-
-// limited takes so many connections at a time; the others wait in the kernel's queue.
-type limited struct {
-	net.Listener
-	slots chan struct{}
-	idle  time.Duration
-	over  chan struct{}
-	once  sync.Once
-}
-
-func limit(l net.Listener, n int, idle time.Duration) *limited {
-	return &limited{Listener: l, slots: make(chan struct{}, n), idle: idle, over: make(chan struct{})}
-}
-
-func (l *limited) Accept() (net.Conn, error) {
-	select {
-	case l.slots <- struct{}{}:
-	case <-l.over:
-		return nil, net.ErrClosed
-	}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.slots
-		return nil, err
-	}
-	return &counted{Conn: c, idle: l.idle, slots: l.slots}, nil
-}
-
-func (l *limited) Close() error {
-	l.once.Do(func() { close(l.over) })
-	return l.Listener.Close()
-}
-
-// counted is a connection of the agent's. One that takes nothing for a while fails.
-type counted struct {
-	net.Conn
-	idle  time.Duration
-	slots chan struct{}
-	left  atomic.Bool
-}
-
-func (c *counted) Write(p []byte) (int, error) {
-	if err := c.SetWriteDeadline(time.Now().Add(c.idle)); err != nil {
-		return 0, err
-	}
-	return c.Conn.Write(p)
-}
-
-// CloseWrite tells the agent that nothing more comes.
-func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
-
-func (c *counted) Close() error {
-	if !c.left.Swap(true) {
-		<-c.slots
-	}
-	return c.Conn.Close()
 }

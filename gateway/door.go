@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/otters-sh/otters/internal/gate"
@@ -20,7 +19,7 @@ import (
 
 // What one agent may take of the daemon.
 const (
-	maxConns  = 256      // connections, idle ones included; more wait in the kernel's queue
+	maxConns  = 256      // connections, idle ones included; for more, those without the token are ended, or they wait
 	maxCalls  = 64       // model calls in flight
 	maxBody   = 32 << 20 // bytes of one request, which is held whole
 	maxBodies = 64 << 20 // bytes of all requests in flight; more wait
@@ -74,12 +73,13 @@ func newDoor(g *Gateway, agent uuid.UUID, l net.Listener) *door {
 		IdleTimeout:       idleWait,
 		MaxHeaderBytes:    maxHeader,
 		ConnState:         d.connState,
+		ConnContext:       gate.ConnContext,
 		ErrorLog:          slog.NewLogLogger(g.opts.Logger.With("agent", agent.String()).Handler(), slog.LevelDebug),
 	}
 	return d
 }
 
-func (d *door) serve(l net.Listener) error { return d.server.Serve(netutil.LimitListener(l, maxConns)) }
+func (d *door) serve(l net.Listener) error { return d.server.Serve(gate.Limit(l, maxConns, 0)) }
 
 func (d *door) connState(c net.Conn, s http.ConnState) {
 	d.mu.Lock()
@@ -160,6 +160,7 @@ func (d *door) handle(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer d.gateway.end(c)
+	gate.Known(ctx)
 	r = r.WithContext(ctx)
 	path, isCall := callPaths[r.URL.Path]
 	switch {
