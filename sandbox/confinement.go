@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/otters-sh/otters/sandbox/internal/wire"
 )
@@ -38,9 +39,9 @@ func Describe(level Level, ownUser bool) Confinement {
 			"network: it connects by TCP to the ports it was given alone and listens on none; other kinds of sockets are refused (Landlock, seccomp)",
 			"processes: it signals and inspects its own alone (Landlock, seccomp)",
 			"calls that change the host, look into processes, make namespaces or change a file's mode, owner or times by its path are refused (seccomp)")
+		c.say(judges())
 		c.Open = append(c.Open,
 			"files: it finds out the names, sizes and owners of files that it can't open, where its user may",
-			portsOpen,
 			"processes: it finds out which process ids are in use",
 			limitsOpen)
 	case Off:
@@ -70,9 +71,20 @@ var eachOfAll = each(wire.MaxEach.Files, wire.MaxEach.Locked)
 const (
 	// portsOpen is what Landlock leaves open, and judged what is said in its place where the monitor can
 	// look into the program.
-	portsOpen = "network: a port it was given is open to it on every address, not on this host alone"
+	portsOpen = "network: a port it was given is open to it on every address, not on this host alone; files: what it may open it may give another mode and time, where its user owns that (the monitor may not look into it)"
 	judged    = "network: of all addresses it connects to and listens on 127.0.0.1 alone; files: what it may not write keeps its mode and times (its monitor makes these calls)"
 )
+
+// say tells of level limited whether the monitor judges what a filter can't.
+func (c *Confinement) say(judges bool) {
+	c.Open = slices.DeleteFunc(c.Open, func(line string) bool { return line == portsOpen })
+	c.Enforced = slices.DeleteFunc(c.Enforced, func(line string) bool { return line == judged })
+	if judges {
+		c.Enforced = append(c.Enforced, judged)
+	} else {
+		c.Open = append(c.Open, portsOpen)
+	}
+}
 
 const limitsOpen = "memory, processors, number of processes and disk are not limited"
 

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -164,5 +166,50 @@ func TestTheMonitorJudgesWhatAFilterCant(t *testing.T) {
 	}
 	if len(got) != 21 {
 		t.Errorf("%d attempts", len(got))
+	}
+}
+
+// A monitor that may not look into the program judges nothing: that is told, and the program works.
+func TestAMonitorThatIsBlindIsTold(t *testing.T) {
+	t.Parallel()
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil || os.Geteuid() != 0 {
+		t.Skip("taking the right from a monitor needs root and setpriv")
+	}
+	blind := filepath.Join(t.TempDir(), "monitor")
+	if err := os.WriteFile(blind, fmt.Appendf(nil, "#!/bin/sh\nexec %q --bounding-set=-sys_ptrace %q\n", setpriv, monitorPath), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for monitor, reached := range map[string]bool{monitorPath: false, blind: true} {
+		l := newLauncher(t, sandbox.LauncherOptions{Warm: -1, Monitor: monitor})
+		need(t, l, sandbox.Limited)
+		ln, err := net.Listen("tcp", "127.0.0.2:0")
+		if err != nil {
+			t.Skip("no second loopback address:", err)
+		}
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			for c, err := ln.Accept(); err == nil; c, err = ln.Accept() {
+				c.Close()
+			}
+		}()
+		w := newWorld(t)
+		spec := w.spec(t, sandbox.Limited, "")
+		spec.Path = copyProgram(t, self, filepath.Join(w.dir, "program"))
+		spec.Binds = append(spec.Binds, sandbox.Bind{Source: spec.Path, ReadOnly: true})
+		spec.Args, spec.Ports = []string{ln.Addr().String()}, []int{ln.Addr().(*net.TCPAddr).Port}
+		spec.Env = []string{roleVariable + "=dial", "GORACE=atexit_sleep_ms=0"}
+		p := start(t, l, spec)
+		said := slices.ContainsFunc(p.Confinement().Open, func(s string) bool { return strings.Contains(s, "every address") })
+		if e := wait(t, p); (e.Code == 0) != reached || said != reached {
+			t.Errorf("%s: reached %+v, told of %v", monitor, e, said)
+		}
+		ln.Close()
+		<-served
 	}
 }

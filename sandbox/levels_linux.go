@@ -266,12 +266,27 @@ func inForce(s wire.Status) Confinement {
 	} else {
 		c.Enforced = append(c.Enforced, each(s.Facts.Each.Files, s.Facts.Each.Locked))
 	}
-	if s.Facts.Judged {
-		c.Open = slices.DeleteFunc(c.Open, func(line string) bool { return line == portsOpen })
-		c.Enforced = append(c.Enforced, judged)
+	if c.Level == Limited {
+		c.say(s.Facts.Judged)
 	}
 	if s.Facts.Landlock > 0 {
 		c.Enforced = append(c.Enforced, fmt.Sprintf("Landlock version %d is in force", s.Facts.Landlock))
 	}
 	return c
+}
+
+// judges foretells whether a monitor of this process may look into a program at limited.
+func judges() bool {
+	// Yama: 0 is no more than the usual rules, 1 lets parents, 2 root, and 3 nobody.
+	most := byte('1')
+	if unix.Geteuid() == 0 {
+		most = '2'
+		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData
+		if unix.Capget(&hdr, &data[0]) != nil || data[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
+			return false
+		}
+	}
+	scope, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	return err != nil || len(scope) > 0 && scope[0] <= most
 }
