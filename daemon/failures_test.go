@@ -24,7 +24,10 @@ import (
 // closed.
 func scripted(t *testing.T, home string, hold chan struct{}) string {
 	t.Helper()
-	server := modelserver.Start(func(modelserver.Request) modelserver.Answer {
+	server := modelserver.Start(func(r modelserver.Request) modelserver.Answer {
+		if strings.Contains(r.Last().Content, "at once") {
+			return modelserver.Answer{Text: "hello"}
+		}
 		return modelserver.Answer{Text: "hello", Hold: hold}
 	})
 	t.Cleanup(server.Close)

@@ -342,6 +342,13 @@ func TestCancellingAPromptCancelsTheModelCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.await("guide", "working")
+	// It works for as long as one call is in flight.
+	if got := d.ask("guide", "", "answer at once"); got.reason != "done" {
+		t.Errorf("another turn: %+v", got)
+	}
+	if s := d.get("guide").GetSummary().GetStatus(); s != "working" {
+		t.Errorf("it is %s while a call is in flight", s)
+	}
 	cancel()
 	d.await("guide", "ready")
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-git/go-billy/v5"
 	"github.com/go-git/go-billy/v5/memfs"
@@ -104,6 +105,17 @@ func TestCreateReservesAnAddressAndMaterialisesNothing(t *testing.T) {
 	created(t, h.Provider, nil)
 	if len(h.stores) != 2 {
 		t.Errorf("a store was asked for %d times, want once per Create", len(h.stores))
+	}
+}
+
+func TestAStopHasTenSecondsUnlessAnotherTimeIsGiven(t *testing.T) {
+	t.Parallel()
+	h := inMemory(t, plain)
+	if got := created(t, h.Provider, nil).StopGrace(); got != 10*time.Second {
+		t.Errorf("%v", got)
+	}
+	if got := created(t, h.Provider, []system.AgentOption{system.WithStopGrace(time.Minute)}).StopGrace(); got != time.Minute {
+		t.Errorf("%v", got)
 	}
 }
 

@@ -109,6 +109,7 @@ var (
 //	exit N   writes a line to standard error and exits with N
 //	deaf     never answers Ready with true
 //	stubborn ignores SIGTERM
+//	late     serves once there is a file "begin" in its working folder
 //
 // "handles DIR" is no runtime but the process of TestAKilledWriterLeavesAWholeHandle.
 func runtimeMain(role string) int {
@@ -129,6 +130,12 @@ func runtimeMain(role string) int {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
+	}
+	for verb == "late" {
+		if _, err := os.Stat("begin"); err == nil {
+			break
+		}
+		time.Sleep(time.Millisecond)
 	}
 	fmt.Println("serving", ln.Addr())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT)
