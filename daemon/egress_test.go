@@ -108,6 +108,28 @@ func (d *testDaemon) tool(agent, command string) string {
 	return strings.Join(d.ask(agent, "", "Use `"+command+"`").results, "\n")
 }
 
+// registryIsNotForAgents wants nothing of the registry in reach of agents; at level off, where its port is, the
+// token keeps them out, and of a daemon of root's the token's file does.
+func (d *testDaemon) registryIsNotForAgents(t *testing.T, level sandbox.Level, home string) {
+	t.Helper()
+	for _, agent := range []string{"in", "out"} {
+		got := d.tool(agent, "sh -c 'HTTP_PROXY= HTTPS_PROXY= fetch --max-time 5 http://"+d.Registry()+"/v2/'")
+		if strings.Contains(got, "401") != (level == sandbox.Off) {
+			t.Errorf("agent %s asks the registry: %q", agent, got)
+		}
+		if level == sandbox.Off && os.Geteuid() != 0 {
+			continue // it is of the daemon's user
+		}
+		got = d.tool(agent, "sh -c 'read token < "+filepath.Join(home, "registry.token")+"; echo \"token=$token.\"'")
+		if !strings.Contains(got, "token=.") {
+			t.Errorf("agent %s reads the registry's token: %q", agent, got)
+		}
+	}
+	if got := d.tool("out", "fetch http://"+d.Registry()+"/v2/"); !strings.Contains(got, "refused by the proxy") {
+		t.Errorf("through the proxy: %q", got)
+	}
+}
+
 func TestAnAgentGetsOutToItsDestinationsAlone(t *testing.T) {
 	t.Parallel()
 	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: filepath.Join(programsForTest(t), monitorProgram), Warm: -1})
@@ -188,6 +210,7 @@ func TestAnAgentGetsOutToItsDestinationsAlone(t *testing.T) {
 			if got := d.tool("in", `sh -c 'echo "proxy=$HTTP_PROXY$https_proxy$NO_PROXY."'`); !strings.Contains(got, "proxy=.") {
 				t.Errorf("an agent without destinations has %q", got)
 			}
+			d.registryIsNotForAgents(t, level, home)
 			if level == sandbox.Strict {
 				if got := d.tool("in", "fetch http://127.0.0.1:5529/"); !strings.Contains(got, "connection refused") {
 					t.Errorf("an agent without destinations has a proxy: %q", got)
