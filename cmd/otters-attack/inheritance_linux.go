@@ -122,16 +122,25 @@ func inheritanceAttacks() []attack {
 			}
 			return denied("user %d", os.Getuid())
 		}),
-		look("leak-dumpable-core", "have the host dump its memory by a program of the host", "K12", "memory", func(targets) result {
+		look("leak-core", "have its memory dumped when it crashes", "K12", "memory", func(t targets) result {
 			var lim unix.Rlimit
 			if err := unix.Getrlimit(unix.RLIMIT_CORE, &lim); err != nil {
 				return broken("%v", err)
 			}
-			if lim.Max > 0 {
-				return won("core dumps of up to %d bytes", lim.Max)
+			// With 0 the kernel still starts the program that a host has for cores, with 1 it does not.
+			if lim.Max > 1 || lim.Cur == 0 && t["core.handler"] != "" {
+				return won("core dumps of %d bytes, up to %d", lim.Cur, lim.Max)
 			}
 			return denied("no core dumps")
 		}),
+		{id: "core-handler", name: "have the host start its program for cores, by a crash", covers: "K12", needs: []string{"core.handler"}, twin: "memory", run: func(targets) result {
+			var lim unix.Rlimit
+			if err := unix.Getrlimit(unix.RLIMIT_CORE, &lim); err != nil {
+				return broken("%v", err)
+			}
+			lim.Cur = 0
+			return verdict(unix.Setrlimit(unix.RLIMIT_CORE, &lim), "a crash would start it")
+		}},
 	}
 }
 

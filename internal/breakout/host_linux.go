@@ -107,6 +107,9 @@ func (h *host) openFiles() error {
 	}
 	h.closers = append(h.closers, func() error { return unix.Close(fd) })
 	h.targets["secret"] = h.secret
+	if pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern"); err == nil && strings.HasPrefix(string(pattern), "|") {
+		h.targets["core.handler"] = strings.TrimSpace(string(pattern))
+	}
 	h.targets["dir.home"] = h.path("home")
 	h.targets["dir.world"] = h.path("public/world")
 	h.targets["dir.logs"] = h.path("logs")

@@ -191,8 +191,10 @@ type Each struct {
 	Files, Locked, Core, Nice, RealTime int64
 }
 
-// MaxEach is what a program gets at every level, or less where its starter has less.
-var MaxEach = Each{Files: 8192, Locked: 64 << 10}
+// MaxEach is what a program gets at every level, or less where its starter has less. A core of one byte
+// is none, and keeps the kernel also from starting the program that a host has for cores, which a
+// limit of 0 does not.
+var MaxEach = Each{Files: 8192, Locked: 64 << 10, Core: 1}
 
 func (e *Each) fields() [5]*int64 {
 	return [...]*int64{&e.Files, &e.Locked, &e.Core, &e.Nice, &e.RealTime}
