@@ -1,8 +1,6 @@
 package daemon
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -126,37 +124,7 @@ func (d *testDaemon) oddRuntime(name string) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		d.t.Fatalf("%v\n%s", err, out)
 	}
-	program, err := os.ReadFile(filepath.Join(dir, "odd"))
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "0", Mode: 0o755, Size: int64(len(program))}); err != nil {
-		d.t.Fatal(err)
-	}
-	if _, err := w.Write(program); err != nil {
-		d.t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		d.t.Fatal(err)
-	}
-	stream, err := daemonv1.NewImageServiceClient(testConn(d.t, d.socket)).BuildBin(d.t.Context())
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	err = stream.Send(&daemonv1.BuildBinRequest{Part: &daemonv1.BuildBinRequest_Options{Options: &daemonv1.BuildBinOptions{
-		Tags: []string{name}, Name: "runtime", Usage: "none", Labels: map[string]string{"io.openotters.runtime.sessions": "offline"},
-		Programs: map[string]string{hostPlatform().OS + "/" + hostPlatform().Architecture: "0"},
-	}}})
-	for rest := archive.Bytes(); err == nil && len(rest) > 0; {
-		n := min(len(rest), 1<<20)
-		err = stream.Send(&daemonv1.BuildBinRequest{Part: &daemonv1.BuildBinRequest_Archive{Archive: rest[:n]}})
-		rest = rest[n:]
-	}
-	if _, err := stream.CloseAndRecv(); err != nil {
-		d.t.Fatal(err)
-	}
+	d.bin(name, filepath.Join(dir, "odd"), map[string]string{"io.openotters.runtime.sessions": "offline"})
 }
 
 func TestWhatARuntimeSaysOfItsSessionsIsBoundedAndItIsToldNoSecret(t *testing.T) {

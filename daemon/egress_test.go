@@ -232,13 +232,8 @@ func TestAnAgentGetsOutToItsDestinationsAlone(t *testing.T) {
 			}
 			check(next)
 			// Another start has another credential, and the same destinations.
-			if _, err := next.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "out"}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := next.api.StartAgent(t.Context(), &daemonv1.StartAgentRequest{Agent: "out"}); err != nil {
-				t.Fatal(err)
-			}
-			next.await("out", "ready")
+			next.halt("out")
+			next.begin("out")
 			check(next)
 			handle, err := os.ReadFile(filepath.Join(filepath.Dir(a.GetRoot()), "handle.json"))
 			if err != nil || !bytes.Contains(handle, []byte(`"allow_net":["`+plain)) || bytes.Contains(handle, []byte("otr_")) {
@@ -303,9 +298,7 @@ func TestOnlyItsAgentUsesAProxy(t *testing.T) {
 			t.Errorf("%s: %d", name, got)
 		}
 	}
-	if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "one"}); err != nil {
-		t.Fatal(err)
-	}
+	d.halt("one")
 	if conn, err := net.Dial("tcp", one.Host); err == nil {
 		_ = conn.Close()
 		t.Error("the proxy of a stopped agent still listens")

@@ -153,9 +153,7 @@ func TestARestartIsAnotherProcessOfTheSameAgent(t *testing.T) {
 			t.Errorf("session %q, want %q", got.session, session)
 		}
 		running.gone(t)
-		if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "guide"}); err != nil {
-			t.Fatal(err)
-		}
+		d.halt("guide")
 	}
 }
 
@@ -336,9 +334,7 @@ func TestAnExecEndsWithItsCallItsAgentAndTheDaemon(t *testing.T) {
 	bin.gone(t)
 
 	stream, bin := d.waiting(t.Context(), "guide")
-	if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "guide"}); err != nil {
-		t.Fatal(err)
-	}
+	d.halt("guide")
 	bin.gone(t)
 	if _, err := collect(stream); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "being stopped") {
 		t.Errorf("after the stop: %v", err)

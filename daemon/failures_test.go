@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -31,8 +30,14 @@ func scripted(t *testing.T, home string, hold chan struct{}) string {
 		return modelserver.Answer{Text: "hello", Hold: hold}
 	})
 	t.Cleanup(server.Close)
-	writeHome(t, home, "providers.yaml", fmt.Sprintf("providers:\n  - name: scripted\n    api-key: secret-key\n    api-base: %s\n    models: [m]\n", server.URL))
+	provider(t, home, server.URL)
 	return home
+}
+
+// provider gives home a provider with model scripted/m at base.
+func provider(t *testing.T, home, base string) {
+	t.Helper()
+	writeHome(t, home, "providers.yaml", "providers:\n  - name: scripted\n    api-key: secret-key\n    api-base: "+base+"\n    models: [m]\n")
 }
 
 func writeHome(t *testing.T, home, name, text string) {

@@ -46,9 +46,7 @@ func TestPruneKeepsWhatAgentsNeed(t *testing.T) {
 	d.image("gone:1", map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nNAME gone\n"})
 	a := d.create(&daemonv1.CreateAgentRequest{Image: "kept:1", Name: "a"})
 	d.await("a", "ready")
-	if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "a"}); err != nil {
-		t.Fatal(err)
-	}
+	d.halt("a")
 	gone, unused := d.digest("gone:1"), d.digest("unused:1")
 	for _, ref := range []string{"kept:1", "gone:1"} {
 		if err := store.Untag(t.Context(), ref); err != nil {
@@ -84,10 +82,7 @@ func TestPruneKeepsWhatAgentsNeed(t *testing.T) {
 	if got := d.names(); !slices.Equal(got, want) || d.digest("unused@"+unused) != "" {
 		t.Errorf("names left: %q, want %q", got, want)
 	}
-	if _, err := d.api.StartAgent(t.Context(), &daemonv1.StartAgentRequest{Agent: "a"}); err != nil {
-		t.Fatal(err)
-	}
-	d.await("a", "ready")
+	d.begin("a")
 	if _, err := d.api.RemoveAgent(t.Context(), &daemonv1.RemoveAgentRequest{Agent: "a", Force: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +102,7 @@ func TestPruneKeepsWhatAgentsNeed(t *testing.T) {
 // eventually prunes until something went.
 func (d *testDaemon) eventually(req *daemonv1.PruneImagesRequest) *daemonv1.PruneImagesResponse {
 	d.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if r := d.prune(req); r.GetManifests() > 0 || time.Now().After(deadline) {
 			return r
 		}

@@ -127,9 +127,7 @@ func TestK16AgentsOutliveTheDaemonAndTheNextTakesThemOver(t *testing.T) {
 		first.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: name})
 		first.await(name, "ready")
 	}
-	if _, err := first.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "stopped"}); err != nil {
-		t.Fatal(err)
-	}
+	first.halt("stopped")
 	session := first.ask("on", "", "who are you").session
 	before, killed := first.get("on"), first.get("killed")
 	if err := first.end(); err != nil {
@@ -162,14 +160,9 @@ func TestK16AgentsOutliveTheDaemonAndTheNextTakesThemOver(t *testing.T) {
 		t.Errorf("the stopped agent: %v", s)
 	}
 	for _, name := range []string{"killed", "stopped"} {
-		if _, err := second.api.StartAgent(t.Context(), &daemonv1.StartAgentRequest{Agent: name}); err != nil {
-			t.Fatal(err)
-		}
-		second.await(name, "ready")
+		second.begin(name)
 	}
-	if _, err := second.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "on"}); err != nil {
-		t.Fatal(err)
-	}
+	second.halt("on")
 	running.gone(t)
 }
 

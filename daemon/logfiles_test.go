@@ -82,20 +82,20 @@ func TestALogIsRotatedAndFollowedWithoutALineLost(t *testing.T) {
 	}
 }
 
+// rotations is how often the agent's log was rotated.
+func (d *testDaemon) rotations(name string) int {
+	a := d.agent(name)
+	a.logMu.RLock()
+	defer a.logMu.RUnlock()
+	return a.rotations
+}
+
 // rotated waits until the agent's log was rotated so often.
 func (d *testDaemon) rotated(name string, times int) {
 	d.t.Helper()
-	a := d.agent(name)
-	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		a.logMu.RLock()
-		n := a.rotations
-		a.logMu.RUnlock()
-		if n >= times {
-			return
-		}
+	for deadline := time.Now().Add(60 * time.Second); d.rotations(name) < times; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			d.t.Errorf("%d rotations", n)
-			return
+			d.t.Fatalf("%d rotations, want %d", d.rotations(name), times)
 		}
 	}
 }
@@ -108,9 +108,7 @@ func TestOnlySoManyFilesOfALogAreKept(t *testing.T) {
 	d.image("guide", guide)
 	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: script(t, "while :; do echo again and again and again and again and again; done")})
 	d.rotated("guide", 3)
-	if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "guide"}); err != nil {
-		t.Fatal(err)
-	}
+	d.halt("guide")
 	path := d.get("guide").GetLogFile()
 	if _, err := os.Stat(path + ".1"); err != nil {
 		t.Error(err)

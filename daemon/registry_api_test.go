@@ -23,14 +23,19 @@ func (d *testDaemon) registry() daemonv1.RegistryServiceClient {
 	return daemonv1.NewRegistryServiceClient(testConn(d.t, d.socket))
 }
 
-// collect collects with no grace.
-func (d *testDaemon) collect() *daemonv1.GCResponse {
+// collected collects with no grace until something went: what was pushed or asked for within this second
+// is not collected yet.
+func (d *testDaemon) collected() *daemonv1.GCResponse {
 	d.t.Helper()
-	r, err := d.registry().GC(d.t.Context(), &daemonv1.GCRequest{GraceSeconds: new(int64)})
-	if err != nil {
-		d.t.Fatal(err)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		r, err := d.registry().GC(d.t.Context(), &daemonv1.GCRequest{GraceSeconds: new(int64)})
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		if r.GetManifests() > 0 || time.Now().After(deadline) {
+			return r
+		}
 	}
-	return r
 }
 
 func TestCollectionKeepsTheImagesOfAgents(t *testing.T) {
@@ -41,38 +46,23 @@ func TestCollectionKeepsTheImagesOfAgents(t *testing.T) {
 	d.image("gone:1", map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nNAME other\n"})
 	a := d.create(&daemonv1.CreateAgentRequest{Image: "kept:1", Name: "a"})
 	d.await("a", "ready")
-	if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "a"}); err != nil {
-		t.Fatal(err)
-	}
+	d.halt("a")
 	for _, ref := range []string{"kept:1", "gone:1"} {
 		if err := d.Daemon.images.store.Untag(t.Context(), ref); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// What was pushed within this second is not collected yet.
-	removed := int64(0)
-	for deadline := time.Now().Add(time.Minute); removed == 0 && time.Now().Before(deadline); {
-		removed = d.collect().GetManifests()
-	}
-	if removed != 1 {
+	if removed := d.collected().GetManifests(); removed != 1 {
 		t.Errorf("%d manifests were removed, want that of gone:1", removed)
 	}
 	if _, err := d.Daemon.images.store.Resolve(t.Context(), "kept@"+a.GetDigest()); err != nil {
 		t.Errorf("the image of a stopped agent: %v", err)
 	}
-	if _, err := d.api.StartAgent(t.Context(), &daemonv1.StartAgentRequest{Agent: "a"}); err != nil {
-		t.Fatal(err)
-	}
-	d.await("a", "ready")
+	d.begin("a")
 	if _, err := d.api.RemoveAgent(t.Context(), &daemonv1.RemoveAgentRequest{Agent: "a", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	// Nor is what was asked for within it, by a create.
-	var r *daemonv1.GCResponse
-	for deadline := time.Now().Add(time.Minute); r.GetManifests() == 0 && time.Now().Before(deadline); {
-		r = d.collect()
-	}
-	if r.GetManifests() != 1 || r.GetBytes() == 0 {
+	if r := d.collected(); r.GetManifests() != 1 || r.GetBytes() == 0 {
 		t.Errorf("after the agent was removed: %v", r)
 	}
 	c, err := d.registry().Fsck(t.Context(), &daemonv1.FsckRequest{})

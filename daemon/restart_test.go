@@ -261,9 +261,7 @@ func TestTheNextDaemonStartsWhatThePolicySays(t *testing.T) {
 	was := first.until("due", func(s *daemonv1.AgentSummary) bool { return s.GetNextTryAtMs() > 0 })
 	killed, forGood := first.get("killed"), first.get("killed-for-good")
 	for _, name := range []string{"stopped", "always"} {
-		if _, err := first.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: name}); err != nil {
-			t.Fatal(err)
-		}
+		first.halt(name)
 	}
 	for _, name := range []string{"no", "on-failure", "unless-stopped"} {
 		if err := first.agent(name).halt(t.Context()); err != nil { // as --stop-agents does

@@ -65,9 +65,7 @@ func TestStartsBeyondTheNumberWaitInOrder(t *testing.T) {
 	d.await("runs", "ready")
 	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: "again"})
 	d.await("again", "ready")
-	if _, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "again"}); err != nil {
-		t.Fatal(err)
-	}
+	d.halt("again")
 	// This one starts for ever and holds the slot, which the running one does not.
 	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", Name: "slow", RuntimePath: script(t, stubborn)})
 	d.deaf("slow")
@@ -100,8 +98,5 @@ func TestStartsBeyondTheNumberWaitInOrder(t *testing.T) {
 			t.Errorf("%v", s)
 		}
 	}
-	if _, err := d.api.StartAgent(t.Context(), &daemonv1.StartAgentRequest{Agent: "first"}); err != nil {
-		t.Fatal(err)
-	}
-	d.await("first", "ready")
+	d.begin("first")
 }

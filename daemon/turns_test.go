@@ -76,7 +76,7 @@ func (m *models) serve(t *testing.T, home string, answers ...string) {
 		return modelserver.Answer{Text: answers[min(len(m.bodies), len(answers))-1]}
 	})
 	t.Cleanup(server.Close)
-	writeHome(t, home, "providers.yaml", fmt.Sprintf("providers:\n  - name: scripted\n    api-key: secret-key\n    api-base: %s\n    models: [m]\n", server.URL))
+	provider(t, home, server.URL)
 }
 
 // turn runs a turn of any request.
