@@ -76,7 +76,7 @@ func TestSaveAndLoad(t *testing.T) {
 	if err != nil || !bytes.Equal(archive, again) {
 		t.Errorf("another archive of the same images: %v", err)
 	}
-	other := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	other := boot(t, emptyHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
 	r, err := other.load(archive)
 	if err != nil || len(r.GetImages()) != 2 {
 		t.Fatal(r, err)
@@ -217,7 +217,7 @@ func TestLoadRefusesAndChangesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	other := boot(t, emptyHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
 	before, first := other.store(), true
 	for what, bad := range map[string][]byte{
 		"no archive": []byte("hello"), "nothing": nil, "cut": archive[:len(archive)/2],

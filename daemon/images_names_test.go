@@ -13,7 +13,7 @@ import (
 
 func TestTagAndRemove(t *testing.T) {
 	t.Parallel()
-	d := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	d := boot(t, emptyHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
 	d.image("a", map[string]string{"Agentfile": "FROM scratch\nNAME a\n"})
 	api := d.images()
 	r, err := api.TagImage(t.Context(), &daemonv1.TagImageRequest{Image: "a", Name: "localhost:5000/b"})

@@ -281,7 +281,7 @@ func TestPullGoesOnAfterABrokenConnection(t *testing.T) {
 
 func TestPushGoesOnAfterABrokenConnection(t *testing.T) {
 	t.Parallel()
-	d, e := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) }), newElsewhere(t)
+	d, e := boot(t, emptyHome(t), func(c *Config) { c.Programs = emptyPrograms(t) }), newElsewhere(t)
 	d.image("large", large(t))
 	e.cutPush.Store(2)
 	if out, err := d.push("large", e.host+"/large:1"); err != nil || out.digest != d.digest("large") {
@@ -300,7 +300,7 @@ func TestPushGoesOnAfterABrokenConnection(t *testing.T) {
 // What was pulled by digest has no tag there. It is kept and listed here until it is removed.
 func TestPullByDigestIsKept(t *testing.T) {
 	t.Parallel()
-	d, e := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) }), newElsewhere(t)
+	d, e := boot(t, emptyHome(t), func(c *Config) { c.Programs = emptyPrograms(t) }), newElsewhere(t)
 	d.image("a", map[string]string{"Agentfile": "FROM scratch\nNAME a\n"})
 	if _, err := d.push("a", e.host+"/a:1"); err != nil {
 		t.Fatal(err)
@@ -408,7 +408,7 @@ func TestTenToolsFetchTheirLayerOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	other := boot(t, newHome(t), func(c *Config) { c.Programs = bare })
+	other := boot(t, emptyHome(t), func(c *Config) { c.Programs = bare })
 	other.image("tools", map[string]string{"Agentfile": file})
 	other.create(&daemonv1.CreateAgentRequest{Image: "tools", Name: "t"})
 	other.await("t", "ready")
@@ -464,7 +464,7 @@ func TestCredentialsOfDockerConfig(t *testing.T) {
 	e.user, e.password = "otter", "secret-fish"
 	dir := t.TempDir()
 	t.Setenv("DOCKER_CONFIG", dir)
-	d := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	d := boot(t, emptyHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
 	d.image("a", map[string]string{"Agentfile": "FROM scratch\nNAME a\n"})
 	name := e.host + "/a:1"
 	_, err := d.push("a", name)

@@ -26,7 +26,7 @@ import (
 
 func TestAnAgentFromBuildToRemoval(t *testing.T) {
 	t.Parallel()
-	d := boot(t, newHome(t))
+	d := boot(t, emptyHome(t))
 	d.image("guide", guide)
 	sum := d.create(&daemonv1.CreateAgentRequest{Image: "guide", Envs: []*daemonv1.EnvVar{{Key: "COLOUR", Value: "blue"}}})
 	if sum.GetName() != "guide" || sum.GetImage() != "guide:latest" || sum.GetModel() != "offline/otter" || !strings.HasPrefix(sum.GetDigest(), "sha256:") {

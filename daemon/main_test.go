@@ -39,8 +39,14 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	if built.dir != "" {
-		_ = os.RemoveAll(built.dir)
+	if err := stocked.check(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	for _, dir := range []string{built.dir, stocked.dir} {
+		if dir != "" {
+			_ = os.RemoveAll(dir)
+		}
 	}
 	os.Exit(code)
 }
@@ -66,20 +72,6 @@ func programsForTest(t *testing.T) string {
 		t.Fatal(built.err)
 	}
 	return built.dir
-}
-
-// newHome is an empty home with a short path, since a socket's is limited, that agents' users reach.
-func newHome(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "otd-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(dir, "h")
 }
 
 // testDaemon is a daemon in this process over real programs.

@@ -138,7 +138,7 @@ func (k *kernel) ReadFrom(r io.Reader) (int64, error) {
 // A blob that is a file is handed to the kernel to send, through all that is before the registry.
 func TestFilesAreSentByTheKernel(t *testing.T) {
 	t.Parallel()
-	d := boot(t, newHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
+	d := boot(t, emptyHome(t), func(c *Config) { c.Programs = emptyPrograms(t) })
 	d.image("large", large(t))
 	d.image("small", map[string]string{"Agentfile": "FROM scratch\nNAME small\nADD b\n", "b": "small"})
 	for name, want := range map[string]int{"large": 1, "small": 0} {

@@ -247,7 +247,7 @@ func TestAPortThatIsTakenIsRefusedWhenItWasAskedFor(t *testing.T) {
 
 func TestAFailedOpenLeavesTheHomeFree(t *testing.T) {
 	t.Parallel()
-	home := newHome(t)
+	home := emptyHome(t)
 	for name, c := range map[string]struct{ file, text, want string }{
 		"configuration": {"config.yaml", "nosuch: 1\n", "nosuch"},
 		"providers":     {"providers.yaml", "nosuch: 1\n", "nosuch"},

@@ -465,14 +465,8 @@ func TestBuildFromAnUpstreamWorksOffline(t *testing.T) {
 	server := httptest.NewServer(origin.Daemon.images.store.Handler(registry.HandlerOptions{AnonymousPull: true, TokenHash: hash}))
 	defer server.Close()
 	host := strings.TrimPrefix(server.URL, "http://")
-	home := newHome(t)
-	if err := os.Mkdir(home, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	config := fmt.Sprintf("upstreams:\n  - registry: %s\n    plain-http: true\n", host)
-	if err := os.WriteFile(filepath.Join(home, "config.yaml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	home := emptyHome(t)
+	writeHome(t, home, "config.yaml", fmt.Sprintf("upstreams:\n  - registry: %s\n    plain-http: true\n", host))
 	d := boot(t, home)
 	child := map[string]string{"Agentfile": "FROM " + host + "/base:1\nRUNTIME " + host + "/otters/runtime\nNAME child\nBIN head " + host + "/otters/tools/head\n"}
 	d.image("child:1", child)
