@@ -77,7 +77,8 @@ func (s *supervised) launch(ctx context.Context, due *retry) error {
 	s.sup.work.Go(func() { s.end(r, s.take(runCtx, r)) })
 	for {
 		s.mu.Lock()
-		moved := s.version != before
+		// What is told late of the run before is no sign of this one.
+		moved := s.version != before && s.told.status != executor.StatusStopped && s.told.status != executor.StatusFailed
 		s.mu.Unlock()
 		if moved {
 			return nil
