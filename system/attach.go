@@ -47,7 +47,8 @@ func (a *Agent) recordExit(exit sandbox.Exit) {
 
 // Attach takes over the agent's running runtime from its monitor, after Load. It reports whether it
 // runs; its status is then starting until the supervisor's probe, and Stop, Prompt and
-// SubscribeStatus work as if this process had started it. An agent that ended meanwhile comes out
+// SubscribeStatus work as if this process had started it. No call returns when that run ends: after its last
+// status Stop waits for what is left of it, and then the agent may be run again. An agent that ended meanwhile comes out
 // as stopped or failed with the recorded exit, and Attach answers false without an error.
 func (a *Agent) Attach(ctx context.Context) (bool, error) {
 	if !a.monitored || a.Runtime() == nil {

@@ -105,10 +105,14 @@ func running(t *testing.T, a *system.Agent) <-chan error {
 	t.Helper()
 	done := make(chan error, 1)
 	again := a.Status() == executor.StatusFailed
-	go func() { done <- a.Run(context.Background()) }()
+	runs, ended := context.WithCancel(t.Context())
+	go func() {
+		done <- a.Run(context.Background())
+		ended()
+	}()
 	if again {
-		if _, err := executor.WaitForStatus(t.Context(), a, executor.StatusPulling, executor.StatusStarting); err != nil {
-			t.Fatal(err)
+		if _, err := executor.WaitForStatus(runs, a, executor.StatusPulling, executor.StatusStarting); err != nil {
+			t.Fatalf("started again it is %v (%v): %v; %v", a.Status(), a.FailureReason(), err, drained(done))
 		}
 	}
 	ready(t, a, done)

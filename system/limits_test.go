@@ -78,6 +78,10 @@ func TestLimitsHoldAcrossStartsAndDaemons(t *testing.T) {
 		if _, err := executor.WaitForStatus(ctx, b, executor.StatusFailed); err != nil {
 			t.Fatal(err)
 		}
+		// The status is told before the run is over, which no call of Run returns from here.
+		if err := b.Stop(ctx); err != nil {
+			t.Fatal(err)
+		}
 		if e := b.Process().LastExit; e == nil || !e.OutOfMemory || e.Signal != "SIGKILL" {
 			t.Errorf("exit %+v", e)
 		}
