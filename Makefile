@@ -20,6 +20,11 @@ FUZZ_RUNS ?= 10000
 CRASH_ROUNDS ?= 30
 STRESS ?= 20s
 
+# Runs tests with the programs that they run, built once for all packages into a folder that every user reaches.
+WITH_PROGRAMS = programs=$$(mktemp -d) && trap 'rm -rf "$$programs"' EXIT && chmod 755 "$$programs" && \
+	CGO_ENABLED=0 go build $(RELEASE) -o "$$programs/" $(PROGRAMS:%=./cmd/%) ./executor/executortest/scripted ./cmd/ottersd/testdata/caller && \
+	OTTERS_TEST_PROGRAMS="$$programs"
+
 .DEFAULT_GOAL := help
 .PHONY: help build demo test lint generate generate-check bench bench-short soak-short soak fuzz crash load stress clean
 
@@ -33,7 +38,7 @@ demo: build ## build, then run an agent end to end
 	bin/otters demo
 
 test: ## run all tests with the race detector
-	GORACE=atexit_sleep_ms=0 go test -race $(TAGS) $(PACKAGES)
+	$(WITH_PROGRAMS) GORACE=atexit_sleep_ms=0 go test -race $(TAGS) $(PACKAGES)
 	cd internal/tools && go vet ./...
 
 lint: ## check formatting, go vet, staticcheck, and that macOS and FreeBSD build
@@ -88,8 +93,8 @@ crash: ## kill whoever writes the registry, a handle or a session, CRASH_ROUNDS 
 
 # Tests of make test that it leaves out, or does in part, for the time they take.
 load: ## run the tests that are too long for test
-	OTTERS_LOAD=1 GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -run '^(TestR6|TestR7|TestR10|TestTheSuiteTells|TestOthersGoOn|TestNothingGetsOut|TestK16OfADaemon|TestAThousandLong)' \
-		./registry ./executor/executortest ./daemon ./cmd/otters-attack ./cmd/ottersd ./cmd/otters-runtime
+	$(WITH_PROGRAMS) OTTERS_LOAD=1 GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -count 1 -run '^(TestR6|TestR7|TestR10|TestTheSuiteTells|TestOthersGoOn|TestNothingGetsOut|TestK16OfADaemon|TestAThousandLong|TestMoreMemory)' \
+		./registry ./executor/executortest ./daemon ./cmd/otters-attack ./cmd/otters-runtime ./cmd/otters-tools ./cmd/ottersd
 
 # Agents under many clients at once, while runtimes and monitors are killed and held up, the disk fills and the registry
 # breaks, at random: OTTERS_SEED draws the same again.

@@ -92,12 +92,13 @@ var imports = map[string]string{
 
 	"executor/executortest": "executor spec workspace agentoci proto",
 
-	"internal/gate":        "",
-	"internal/rootfs":      "",
-	"internal/home":        "",
-	"internal/modelserver": "",
-	"internal/breakout":    "agentoci egress executor sandbox spec system",
-	"internal/bench":       "agentoci client daemon executor gateway internal/modelserver loop model proto registry sandbox spec system workspace",
+	"internal/gate":         "",
+	"internal/rootfs":       "",
+	"internal/home":         "",
+	"internal/modelserver":  "",
+	"internal/testprograms": "",
+	"internal/breakout":     "agentoci egress executor sandbox spec system",
+	"internal/bench":        "agentoci client daemon executor gateway internal/modelserver loop model proto registry sandbox spec system workspace",
 
 	"cmd/otters":         "client proto spec internal/home testdata/agents",
 	"cmd/ottersd":        "daemon internal/home internal/breakout gateway system registry sandbox",

@@ -20,19 +20,7 @@ import (
 // inputs: one that says what it likes, one that can be asked only while it runs, a start under an export.
 
 // otherRuntime is a runtime that was made from the contract alone.
-func otherRuntime(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(programsForTest(t), "scripted")
-	if _, err := os.Stat(path); err == nil {
-		return path
-	}
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", path, "../executor/executortest/scripted")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return path
-}
+func otherRuntime(t *testing.T) string { return filepath.Join(built.For(t), "scripted") }
 
 func TestSessionsOfAnotherRuntimeAreReachedWhileItRuns(t *testing.T) {
 	t.Parallel()

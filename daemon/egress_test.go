@@ -132,7 +132,7 @@ func (d *testDaemon) registryIsNotForAgents(t *testing.T, level sandbox.Level, h
 
 func TestAnAgentGetsOutToItsDestinationsAlone(t *testing.T) {
 	t.Parallel()
-	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: filepath.Join(programsForTest(t), monitorProgram), Warm: -1})
+	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: filepath.Join(built.For(t), monitorProgram), Warm: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

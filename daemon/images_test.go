@@ -191,7 +191,7 @@ func large(t *testing.T) map[string]string {
 // without an artifact type, with layers of gzip, the upper of which removes what the lower has too much.
 func ordinaryRuntime(t *testing.T, name string) string {
 	t.Helper()
-	program, err := os.ReadFile(filepath.Join(programsForTest(t), runtimeProgram))
+	program, err := os.ReadFile(filepath.Join(built.For(t), runtimeProgram))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +404,7 @@ func TestTenToolsFetchTheirLayerOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, program := range []string{runtimeProgram, monitorProgram} {
-		if err := os.Symlink(filepath.Join(programsForTest(t), program), filepath.Join(bare, program)); err != nil {
+		if err := os.Symlink(filepath.Join(built.For(t), program), filepath.Join(bare, program)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -452,7 +452,7 @@ func TestFromAParentElsewhereIsPinned(t *testing.T) {
 func emptyPrograms(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Symlink(filepath.Join(programsForTest(t), monitorProgram), filepath.Join(dir, monitorProgram)); err != nil {
+	if err := os.Symlink(filepath.Join(built.For(t), monitorProgram), filepath.Join(dir, monitorProgram)); err != nil {
 		t.Fatal(err)
 	}
 	return dir

@@ -200,7 +200,7 @@ func TestShutdownAnswersAndStopsAgentsOnlyWhenAsked(t *testing.T) {
 func TestASecondDaemonIsRefusedAndTheFirstServesOn(t *testing.T) {
 	t.Parallel()
 	d := boot(t, newHome(t))
-	_, err := Open(t.Context(), Config{Home: d.home, Socket: filepath.Join(filepath.Dir(d.home), "other.sock"), Programs: programsForTest(t)})
+	_, err := Open(t.Context(), Config{Home: d.home, Socket: filepath.Join(filepath.Dir(d.home), "other.sock"), Programs: built.For(t)})
 	if !errors.Is(err, ErrHomeInUse) {
 		t.Fatalf("got %v, want ErrHomeInUse", err)
 	}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -20,15 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/otters-sh/otters/internal/testprograms"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
 
-// built is where the programs are that the daemon needs, made on first use.
-var built struct {
-	once sync.Once
-	dir  string
-	err  error
-}
+// built are the real programs that the daemon needs.
+var built = testprograms.Of("cmd/otters-sandbox", "cmd/otters-runtime", "cmd/otters-tools", "cmd/otters-attack", "executor/executortest/scripted")
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "serve" {
@@ -43,35 +39,11 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	for _, dir := range []string{built.dir, stocked.dir} {
-		if dir != "" {
-			_ = os.RemoveAll(dir)
-		}
+	_ = built.Remove()
+	if stocked.dir != "" {
+		_ = os.RemoveAll(stocked.dir)
 	}
 	os.Exit(code)
-}
-
-// programsForTest builds the real monitor, runtime and tools once.
-func programsForTest(t *testing.T) string {
-	t.Helper()
-	built.once.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "otters-programs-"); built.err != nil {
-			return
-		}
-		if built.err = os.Chmod(built.dir, 0o755); built.err != nil {
-			return
-		}
-		cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", built.dir+"/",
-			"../cmd/otters-sandbox", "../cmd/otters-runtime", "../cmd/otters-tools", "../cmd/otters-attack")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // inside strict there is no loader
-		if out, err := cmd.CombinedOutput(); err != nil {
-			built.err = fmt.Errorf("build programs: %w\n%s", err, out)
-		}
-	})
-	if built.err != nil {
-		t.Fatal(built.err)
-	}
-	return built.dir
 }
 
 // testDaemon is a daemon in this process over real programs.
@@ -87,7 +59,7 @@ type testDaemon struct {
 // boot starts a daemon on home. It ends with the test, and its agents with it.
 func boot(t *testing.T, home string, change ...func(*Config)) *testDaemon {
 	t.Helper()
-	cfg := Config{Home: home, Socket: filepath.Join(home, "ottersd.sock"), Programs: programsForTest(t), Version: "test", Logger: slog.New(slog.NewTextHandler(testLog{t}, nil))}
+	cfg := Config{Home: home, Socket: filepath.Join(home, "ottersd.sock"), Programs: built.For(t), Version: "test", Logger: slog.New(slog.NewTextHandler(testLog{t}, nil))}
 	for _, c := range change {
 		c(&cfg)
 	}

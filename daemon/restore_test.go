@@ -253,7 +253,7 @@ func TestAFailedOpenLeavesTheHomeFree(t *testing.T) {
 		"providers":     {"providers.yaml", "nosuch: 1\n", "nosuch"},
 	} {
 		writeHome(t, home, c.file, c.text)
-		_, err := Open(t.Context(), Config{Home: home, Socket: filepath.Join(home, "s"), Programs: programsForTest(t)})
+		_, err := Open(t.Context(), Config{Home: home, Socket: filepath.Join(home, "s"), Programs: built.For(t)})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}

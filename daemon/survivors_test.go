@@ -81,7 +81,7 @@ func (d *testDaemon) bin(tag, program string, labels map[string]string) {
 // hostLevels are those that this host gives.
 func hostLevels(t *testing.T) []sandbox.Level {
 	t.Helper()
-	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: filepath.Join(programsForTest(t), "otters-sandbox"), Warm: -1})
+	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: filepath.Join(built.For(t), "otters-sandbox"), Warm: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func nothingSurvives(t *testing.T, level sandbox.Level) {
 	home := newHome(t)
 	writeHome(t, home, "config.yaml", "ready-timeout: 1h\n") // these runtimes never are
 	d := boot(t, home)
-	attack := filepath.Join(programsForTest(t), "otters-attack")
+	attack := filepath.Join(built.For(t), "otters-attack")
 	d.bin("brood", attack, nil)
 	d.image("brooder", map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nEXEC [\"role-brood\"]\nBIN brood brood\n"})
 	for i, c := range []struct {
@@ -197,7 +197,7 @@ func TestOthersGoOnBesideAFloodAndASpin(t *testing.T) {
 	d.image("guide", guide)
 	for _, role := range []string{"flood", "spin"} {
 		d.image(role, map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nEXEC [\"role-" + role + "\"]\n"})
-		d.create(&daemonv1.CreateAgentRequest{Image: role, Name: role, RuntimePath: filepath.Join(programsForTest(t), "otters-attack")})
+		d.create(&daemonv1.CreateAgentRequest{Image: role, Name: role, RuntimePath: filepath.Join(built.For(t), "otters-attack")})
 		d.deaf(role)
 	}
 	d.rotated("flood", 1)

@@ -100,7 +100,7 @@ func (l *ledger) hearOfTag(verb, ref string, n int) bool {
 // was being made, whole; and a manifest that was deleted is not there.
 func TestR11KilledStoreLosesNothingAcknowledged(t *testing.T) {
 	t.Parallel()
-	rounds := 4
+	rounds := 2 // make crash does more
 	if text := os.Getenv(crashRounds); text != "" {
 		var err error
 		if rounds, err = strconv.Atoi(text); err != nil || rounds < 1 {

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/otters-sh/otters/internal/testprograms"
 	"github.com/otters-sh/otters/sandbox"
 )
 
@@ -42,23 +43,17 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
 		os.Exit(play(role))
 	}
-	dir, err := os.MkdirTemp("", "otters-sandbox-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	defer os.RemoveAll(dir)
+	programs := testprograms.Of("cmd/otters-sandbox")
 	if monitorPath = os.Getenv("OTTERS_TEST_MONITOR"); monitorPath == "" {
-		monitorPath = filepath.Join(dir, "otters-sandbox")
-		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", monitorPath, "../cmd/otters-sandbox")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build otters-sandbox: %v\n%s", err, out)
+		dir, err := programs.Dir()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+		monitorPath = filepath.Join(dir, "otters-sandbox")
 	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		_ = os.RemoveAll(dir)
+		_ = programs.Remove()
 		os.Exit(code)
 	}))
 }

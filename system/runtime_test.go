@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/otters-sh/otters/internal/testprograms"
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 	"github.com/otters-sh/otters/sandbox"
 )
@@ -80,15 +81,16 @@ func withMonitor(m *testing.M) (int, error) {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	monitor = filepath.Join(dir, "otters-sandbox")
-	cmd := exec.Command("go", "build", "-o", monitor, "../cmd/otters-sandbox")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("build monitor: %w: %s", err, out)
+	programs := testprograms.Of("cmd/otters-sandbox")
+	defer programs.Remove()
+	bin, err := programs.Dir()
+	if err != nil {
+		return 0, err
 	}
+	monitor = filepath.Join(bin, "otters-sandbox")
 	// Inside strict there is no loader, so that a program is static.
 	program = filepath.Join(dir, "program")
-	cmd = exec.Command("go", "test", "-c", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", program, ".")
+	cmd := exec.Command("go", "test", "-c", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", program, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build program: %w: %s", err, out)

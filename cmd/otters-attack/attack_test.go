@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/otters-sh/otters/internal/breakout"
+	"github.com/otters-sh/otters/internal/testprograms"
 	"github.com/otters-sh/otters/sandbox"
 )
 
@@ -63,14 +64,15 @@ func withPrograms(m *testing.M) (int, error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return 0, err
 	}
-	built.attack, built.monitor = filepath.Join(dir, "otters-attack"), filepath.Join(dir, "otters-sandbox")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", ".", "../otters-sandbox")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("build: %w: %s", err, out)
+	programs := testprograms.Of("cmd/otters-attack", "cmd/otters-sandbox")
+	defer programs.Remove()
+	bin, err := programs.Dir()
+	if err != nil {
+		return 0, err
 	}
+	built.attack, built.monitor = filepath.Join(bin, "otters-attack"), filepath.Join(bin, "otters-sandbox")
 	// The sandbox looks for its monitor there.
-	if err := os.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH")); err != nil {
+	if err := os.Setenv("PATH", bin+string(filepath.ListSeparator)+os.Getenv("PATH")); err != nil {
 		return 0, err
 	}
 	if os.Geteuid() == 0 {

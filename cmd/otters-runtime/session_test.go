@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/otters-sh/otters/internal/modelserver"
+	"github.com/otters-sh/otters/internal/testprograms"
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
 
@@ -154,16 +155,13 @@ func outputPeak(t *testing.T, least int64, program string, args ...string) int64
 
 func TestAThousandLongMessagesTakeNoMoreMemoryThanTwenty(t *testing.T) {
 	if os.Getenv("OTTERS_LOAD") == "" {
-		t.Skip("it links a program of its own; make load runs it")
+		t.Skip("it takes long; make load runs it")
 	}
 	t.Parallel()
 	// What the race detector keeps beside everything would hide what is measured.
-	program := filepath.Join(t.TempDir(), "otters-runtime")
-	build := exec.CommandContext(t.Context(), "go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", program, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	programs := testprograms.Of("cmd/otters-runtime")
+	defer programs.Remove()
+	program := filepath.Join(programs.For(t), "otters-runtime")
 	// A pipe takes less than five of these, so the process waits when it is asked.
 	const length = 20_000
 	var few, many [3]int64

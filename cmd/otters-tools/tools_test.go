@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/otters-sh/otters/internal/testprograms"
 )
 
 // program under test, built once with the flags of a release.
@@ -20,19 +22,14 @@ func TestMain(m *testing.M) {
 		runBound(target)
 	}
 	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "otters-tools-")
+		programs := testprograms.Of("cmd/otters-tools")
+		dir, err := programs.Dir()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		defer os.RemoveAll(dir)
+		defer programs.Remove()
 		built = filepath.Join(dir, "otters-tools")
-		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", built, ".")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
-			return 1
-		}
 		return m.Run()
 	}())
 }
@@ -347,8 +344,8 @@ func TestMoreThanCanBeHeldIsRefused(t *testing.T) {
 // What no bound of its own tells is bounded by the memory that is taken in all.
 func TestMoreMemoryThanAToolMayTakeIsRefused(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("takes a GiB of memory")
+	if os.Getenv("OTTERS_LOAD") == "" {
+		t.Skip("it takes a GiB of memory; make load runs it")
 	}
 	got := start(t, t.TempDir(), "", built, "jq", "-n", "[range(1e9)] | length")
 	if got.code != exitUsage || got.stdout != "" || got.stderr != "jq: takes more than 1024 MiB of memory\n" {

@@ -10,26 +10,21 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/otters-sh/otters/internal/testprograms"
 )
 
 // built is where the real programs are, built once with the flags of a release.
-var built struct {
-	once sync.Once
-	dir  string
-	err  error
-}
+var built = testprograms.Of("cmd/otters", "cmd/ottersd", "cmd/otters-runtime", "cmd/otters-sandbox", "cmd/otters-tools")
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if built.dir != "" {
-		if err := os.RemoveAll(built.dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
+	if err := built.Remove(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
 	os.Exit(code)
 }
@@ -39,24 +34,7 @@ func programs(t *testing.T) string {
 	if testing.Short() {
 		t.Skip("builds and runs the real programs")
 	}
-	built.once.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "otb"); built.err != nil {
-			return
-		}
-		if built.err = os.Chmod(built.dir, 0o711); built.err != nil {
-			return
-		}
-		build := exec.Command("go", "build", "-tags", "grpcnotrace", "-trimpath", "-o", built.dir+"/",
-			"../otters", "../ottersd", "../otters-runtime", "../otters-sandbox", "../otters-tools")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			built.err = fmt.Errorf("%w: %s", err, out)
-		}
-	})
-	if built.err != nil {
-		t.Fatal(built.err)
-	}
-	return built.dir
+	return built.For(t)
 }
 
 // machine is a fresh home with the real programs.

@@ -29,7 +29,7 @@ func TestDoctorTellsWhyALevelCanNotBeHad(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			run := func(format string) []byte {
-				cmd := exec.Command(filepath.Join(programs(t), "ottersd"), "doctor", "--format", format)
+				cmd := exec.Command(filepath.Join(built.For(t), "ottersd"), "doctor", "--format", format)
 				cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
 				var stdout, stderr bytes.Buffer
 				cmd.Stdout, cmd.Stderr = &stdout, &stderr

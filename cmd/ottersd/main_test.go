@@ -5,20 +5,19 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/otters-sh/otters/internal/testprograms"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
 
@@ -26,39 +25,12 @@ import (
 // line and another code when it can't serve. Worst inputs: a signal before it is ready, SIGKILL
 // while agents run, a home that is in use.
 
-var built struct {
-	once sync.Once
-	dir  string
-	err  error
-}
+var built = testprograms.Of("cmd/ottersd", "cmd/otters-sandbox", "cmd/otters-runtime", "cmd/otters-tools", "cmd/ottersd/testdata/caller")
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if built.dir != "" {
-		_ = os.RemoveAll(built.dir)
-	}
+	_ = built.Remove()
 	os.Exit(code)
-}
-
-func programs(t *testing.T) string {
-	t.Helper()
-	built.once.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "ottersd-test-"); built.err != nil {
-			return
-		}
-		if built.err = os.Chmod(built.dir, 0o755); built.err != nil {
-			return
-		}
-		cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", built.dir+"/", "../ottersd", "../otters-sandbox", "../otters-runtime", "../otters-tools", "./testdata/caller")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // inside strict there is no loader
-		if out, err := cmd.CombinedOutput(); err != nil {
-			built.err = fmt.Errorf("build: %w\n%s", err, out)
-		}
-	})
-	if built.err != nil {
-		t.Fatal(built.err)
-	}
-	return built.dir
 }
 
 func newHome(t *testing.T) string {
@@ -84,7 +56,7 @@ type process struct {
 // start runs ottersd on home until it is ready.
 func start(t *testing.T, home string) *process {
 	t.Helper()
-	return startFrom(t, programs(t), home, nil)
+	return startFrom(t, built.For(t), home, nil)
 }
 
 // startFrom is start with the programs of a folder, as a user; nil is that of the test.
@@ -137,7 +109,7 @@ func TestTheDaemonSaysWhenItIsReadyAndEndsOnASignal(t *testing.T) {
 		if !strings.HasPrefix(p.ready, "ottersd ready: socket "+filepath.Join(home, "ottersd.sock")) || !strings.Contains(p.ready, "pid "+strconv.Itoa(p.Process.Pid)) {
 			t.Errorf("ready line %q", p.ready)
 		}
-		second := exec.Command(filepath.Join(programs(t), "ottersd"), "--home", home)
+		second := exec.Command(filepath.Join(built.For(t), "ottersd"), "--home", home)
 		out, err := second.CombinedOutput()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 1 || strings.Count(string(out), "\n") != 1 || !strings.Contains(string(out), "pid "+strconv.Itoa(p.Process.Pid)) {

@@ -20,7 +20,7 @@ import (
 func TestRegistryAlone(t *testing.T) {
 	t.Parallel()
 	home := newHome(t)
-	serve := exec.Command(filepath.Join(programs(t), "ottersd"), "registry", "serve", "--home", home, "--anonymous-pull")
+	serve := exec.Command(filepath.Join(built.For(t), "ottersd"), "registry", "serve", "--home", home, "--anonymous-pull")
 	out, err := serve.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -58,7 +58,7 @@ func newMachine(t *testing.T, asRoot bool) *machine {
 		}
 	}
 	m.bin = filepath.Join(filepath.Dir(m.home), "bin")
-	if err := os.CopyFS(m.bin, os.DirFS(programs(t))); err != nil {
+	if err := os.CopyFS(m.bin, os.DirFS(built.For(t))); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/otters-sh/otters/executor"
 	"github.com/otters-sh/otters/executor/executortest"
+	"github.com/otters-sh/otters/internal/testprograms"
 	"github.com/otters-sh/otters/spec"
 )
 
@@ -195,12 +196,9 @@ func TestTheSuiteTellsWhatIsWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := filepath.Join(t.TempDir(), "scripted")
-	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", program, "./scripted")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	programs := testprograms.Of("executor/executortest/scripted")
+	defer programs.Remove()
+	program := filepath.Join(programs.For(t), "scripted")
 	// A child of its own, since a test can't expect its subtest to fail.
 	child := func(broken, tests string) (string, error) {
 		cmd := exec.Command(self, "-test.run", "^TestABrokenExecutor$/^("+strings.ReplaceAll(tests, " ", "_")+")$", "-test.timeout", "5m")
