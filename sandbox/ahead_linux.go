@@ -64,10 +64,20 @@ func (l *Launcher) ahead(k kind, n int) {
 				_ = c.conn.Close()
 			case err == nil:
 				p.warm = append(p.warm, c)
+				l.trim(k)
 			case !errors.Is(err, errClosed):
 				l.logger.Warn("monitor not started ahead", "error", err)
 			}
 		}()
+	}
+}
+
+// trim ends monitors that came for starts that did not. l.mu is held.
+func (l *Launcher) trim(k kind) {
+	p := &l.kinds[k]
+	for len(p.warm) > l.want+p.expected+p.waiting {
+		_ = p.warm[0].conn.Close()
+		p.warm = append(p.warm[:0], p.warm[1:]...)
 	}
 }
 
@@ -107,6 +117,7 @@ func (l *Launcher) take(k kind, taken func()) (*child, error) {
 				continue
 			}
 			taken()
+			l.trim(k)
 			l.mu.Unlock()
 			return c, nil
 		}
@@ -164,9 +175,5 @@ func (e *Expected) Close() {
 		return
 	}
 	e.met()
-	p := &l.kinds[e.kind]
-	for len(p.warm) > l.want+p.expected {
-		_ = p.warm[0].conn.Close()
-		p.warm = p.warm[1:]
-	}
+	l.trim(e.kind)
 }
