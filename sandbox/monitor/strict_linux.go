@@ -158,7 +158,7 @@ func build(clones []clone) error {
 func (c clone) attach(root int) error {
 	attr := unix.MountAttr{Attr_set: c.attr, Propagation: unix.MS_PRIVATE}
 	if err := unix.MountSetattr(c.fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-		return err
+		return &startError{"mount_setattr, of Linux 5.12 and later", err}
 	}
 	at, err := place(root, c.target, c.file)
 	if err != nil {

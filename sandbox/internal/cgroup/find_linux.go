@@ -3,6 +3,7 @@ package cgroup
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -291,7 +292,7 @@ func (h *Host) try(want []string, p parent) {
 			err = g.limit(what, samples[what])
 		}
 		if errors.Is(err, os.ErrNotExist) {
-			err = fmt.Errorf("control group %s: it has no %s", p.dir, what)
+			err = fmt.Errorf("control group %s: it has no %s", p.dir, cmp.Or(files[what], what))
 		}
 		if err != nil {
 			h.lack(what, err)
@@ -307,6 +308,9 @@ func (h *Host) try(want []string, p parent) {
 
 // samples are limits that the kernel takes whatever the groups above have.
 var samples = Limits{Memory: 1 << 30, PIDs: 1024, CPU: 10}
+
+// files are what the kernel calls what is no controller.
+var files = map[string]string{Kill: killFile + ", which Linux 5.14 has"}
 
 func (h *Host) lack(what string, err error) {
 	if h.lacks[what] != nil {
