@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/otters-sh/otters/sandbox"
 	"github.com/otters-sh/otters/sandbox/internal/cgroup"
 )
@@ -110,12 +112,20 @@ func TestLimitsOfMemoryHold(t *testing.T) {
 			killed bool
 		}{{48 << 20, true}, {1 << 30, false}} {
 			w := newWorld(t)
-			spec := w.spec(t, level, "x=0123456789abcdef; i=0; while [ $i -lt 22 ]; do x=$x$x; i=$((i+1)); done; echo ${#x}")
+			// It waits until its limit was looked at, since the group goes with it.
+			goOn := filepath.Join(w.work, "go")
+			if err := errors.Join(unix.Mkfifo(goOn, 0o666), os.Chmod(goOn, 0o666)); err != nil {
+				t.Fatal(err)
+			}
+			spec := w.spec(t, level, "read y < go; x=0123456789abcdef; i=0; while [ $i -lt 22 ]; do x=$x$x; i=$((i+1)); done; echo ${#x}")
 			spec.Limits.Memory = c.limit
 			out := output(t, &spec)
 			p := start(t, l, spec)
 			if how, n := mechanismOf(p, sandbox.LimitMemory); !strings.HasPrefix(how, "cgroup v") || n != c.limit {
 				t.Errorf("%d bytes by %q", n, how)
+			}
+			if err := os.WriteFile(goOn, []byte("now\n"), 0); err != nil {
+				t.Fatal(err)
 			}
 			if !c.killed {
 				if n := line(t, out); n != "67108864" {
