@@ -157,6 +157,7 @@ func (d *Daemon) supervise(ctx context.Context, cfg Config, set settings, provid
 		system.WithRegistryAddr(d.images.addr),
 		system.WithRegistryCreatedAt(d.images.store.CreatedAt),
 		system.WithLogDir(d.home.path("logs")),
+		system.WithLogLimit(logLimitFactor*set.logMaxSize),
 		system.WithSandbox(set.sandbox),
 		system.WithMonitor(filepath.Join(cfg.Programs, monitorProgram)),
 		system.WithLogger(d.logger),

@@ -3,6 +3,8 @@ package daemon
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,10 +17,14 @@ import (
 )
 
 const (
-	// sizePause is how long a log is not measured again after it was: how late a rotation may be.
-	sizePause = 100 * time.Millisecond
+	// sizePause is how long a log is not measured again after it was: how late a rotation may be. What
+	// floods waits that long each time its log is full.
+	sizePause = 20 * time.Millisecond
 	// lookPause is how often logs are looked at where the kernel does not tell of changes.
 	lookPause = time.Second
+	// logLimitFactor is how many times log-max-size a file is that takes no more, whether or not a daemon
+	// runs. It leaves a whole log to an agent whose daemon is away.
+	logLimitFactor = 2
 	// rotateTime bounds the wait for a monitor that is to switch its log.
 	rotateTime = 10 * time.Second
 )
@@ -32,10 +38,17 @@ type logWatch struct {
 	mu        sync.Mutex
 	followers map[uuid.UUID]map[chan struct{}]struct{}
 	measured  map[uuid.UUID]time.Time
+
+	// late are logs to be measured once more, for run alone: they changed too soon after they were, or
+	// while they were rotated. One that is full gives no other sign for a second.
+	late map[uuid.UUID]struct{}
 }
 
 func newLogWatch(s *supervisor) *logWatch {
-	return &logWatch{sup: s, followers: make(map[uuid.UUID]map[chan struct{}]struct{}), measured: make(map[uuid.UUID]time.Time)}
+	return &logWatch{
+		sup: s, followers: make(map[uuid.UUID]map[chan struct{}]struct{}),
+		measured: make(map[uuid.UUID]time.Time), late: make(map[uuid.UUID]struct{}),
+	}
 }
 
 // start watches the folder of the logs until the supervisor closes.
@@ -67,9 +80,17 @@ func (w *logWatch) run() {
 		defer ticker.Stop()
 		look = ticker.C
 	}
+	var again <-chan time.Time
 	w.all()
 	for {
 		select {
+		case <-again:
+			again = nil
+			late := w.late
+			w.late = make(map[uuid.UUID]struct{})
+			for id := range late {
+				w.measure(id)
+			}
 		case e := <-events:
 			if id, err := uuid.Parse(strings.TrimSuffix(filepath.Base(e.Name), ".log")); err == nil {
 				w.changed(id)
@@ -83,6 +104,9 @@ func (w *logWatch) run() {
 		case <-w.sup.over.Done():
 			return
 		}
+		if again == nil && len(w.late) > 0 {
+			again = time.After(sizePause)
+		}
 	}
 }
 
@@ -92,25 +116,38 @@ func (w *logWatch) all() {
 	}
 }
 
+// changed tells those who follow a log, and has it measured, now or a little later.
 func (w *logWatch) changed(id uuid.UUID) {
-	now := time.Now()
+	w.tell(id)
+	w.measure(id)
+}
+
+func (w *logWatch) tell(id uuid.UUID) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	for ch := range w.followers[id] {
 		select {
 		case ch <- struct{}{}:
 		default:
 		}
 	}
+}
+
+// measure has a log rotated where that is due. It is for run alone.
+func (w *logWatch) measure(id uuid.UUID) {
+	a := w.sup.byID(id)
+	if a == nil {
+		return
+	}
+	now := time.Now()
+	w.mu.Lock()
 	due := now.Sub(w.measured[id]) >= sizePause
 	if due {
 		w.measured[id] = now
 	}
 	w.mu.Unlock()
-	if !due {
-		return
-	}
-	if a := w.sup.byID(id); a != nil {
-		a.measureLog()
+	if !due || !a.measureLog() {
+		w.late[id] = struct{}{}
 	}
 }
 
@@ -139,14 +176,21 @@ func (w *logWatch) forget(id uuid.UUID) {
 	delete(w.measured, id)
 }
 
-// measureLog rotates the log where it is too large, beside the caller.
-func (a *supervised) measureLog() {
+// measureLog rotates the log where it is too large, or was removed, beside the caller. It returns false
+// where a rotation is under way.
+func (a *supervised) measureLog() bool {
 	unit, ok := a.unit.(interface {
 		RotateLog(ctx context.Context, keep int) error
 	})
 	set := a.sup.settings
-	if !ok || fileSize(a.sup.logPath(a.id)) <= set.logMaxSize || !a.rotating.CompareAndSwap(false, true) {
-		return
+	if !ok {
+		return true
+	}
+	if info, err := os.Lstat(a.sup.logPath(a.id)); err == nil && info.Size() <= set.logMaxSize || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	if !a.rotating.CompareAndSwap(false, true) {
+		return false
 	}
 	a.sup.work.Go(func() {
 		defer a.rotating.Store(false)
@@ -160,9 +204,10 @@ func (a *supervised) measureLog() {
 		a.logMu.Unlock()
 		switch {
 		case err == nil:
-			a.sup.logs.changed(a.id)
+			a.sup.logs.tell(a.id)
 		case !errors.Is(err, system.ErrNotRunning):
 			a.sup.logger.Error("log not rotated", "agent", a.id, "error", err)
 		}
 	})
+	return true
 }

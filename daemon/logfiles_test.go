@@ -175,6 +175,15 @@ func TestAFollowerSeesRestartsAndTheNextDaemonEndsARotation(t *testing.T) {
 	if b, err := os.ReadFile(log); err != nil || !strings.Contains(string(b), "third") {
 		t.Errorf("the newest file has %q, %v", b, err)
 	}
+	if err := os.Remove(log); err != nil {
+		t.Fatal(err)
+	}
+	second.rotated("guide", 1)
+	say("fourth")
+	next(t, again, "fourth")
+	if b, err := os.ReadFile(log); err != nil || !strings.Contains(string(b), "fourth") {
+		t.Errorf("in place of a file that was removed: %q, %v", b, err)
+	}
 }
 
 func TestLogsSinceAndTail(t *testing.T) {

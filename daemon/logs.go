@@ -61,14 +61,6 @@ func openLog(path string) (*logFile, error) {
 	return &logFile{f, info.Size()}, nil
 }
 
-func fileSize(path string) int64 {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return 0
-	}
-	return info.Size()
-}
-
 // logNames are the files of the log at path, oldest first, those among them that there may be.
 func logNames(path string, files int) []string {
 	var out []string

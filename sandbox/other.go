@@ -88,7 +88,7 @@ func (p *Process) Done() <-chan struct{} { return nil }
 func (p *Process) Exit() Exit { return Exit{} }
 
 // SwitchLog returns ErrUnsupported.
-func (p *Process) SwitchLog(context.Context, *os.File) error { return known(Off) }
+func (p *Process) SwitchLog(context.Context, *os.File, int64) error { return known(Off) }
 
 // Files returns ErrUnsupported.
 func (p *Process) Files(context.Context) (map[string]*os.File, error) { return nil, known(Off) }

@@ -22,7 +22,7 @@ func newRequest(s Spec, by plan, group *cgroup.Files) (*request, error) {
 	w := wire.Spec{
 		Level: string(s.Level), Path: s.Path, Dir: s.Dir, Args: s.Args, Env: s.Env, UID: s.UID, GID: s.GID,
 		Log: s.Log != nil, Stdin: s.Stdin != nil, Stdout: s.Stdout != nil, Stderr: s.Stderr != nil,
-		Tied: s.Tied, Ports: s.Ports, Serve: s.Serve, Memory: by.rlimits.Memory, PIDs: by.rlimits.PIDs,
+		Tied: s.Tied, Ports: s.Ports, Serve: s.Serve, Memory: by.rlimits.Memory, PIDs: by.rlimits.PIDs, LogLimit: s.LogLimit,
 	}
 	for _, b := range s.Binds {
 		w.Binds = append(w.Binds, wire.Bind(b))
@@ -149,6 +149,9 @@ func check(s Spec) error {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" {
 			return errors.New("environment: an entry is not NAME=VALUE")
 		}
+	}
+	if s.LogLimit < 0 {
+		return fmt.Errorf("log limit: %d bytes", s.LogLimit)
 	}
 	if s.Log != nil {
 		if err := checkAppend(s.Log); err != nil {

@@ -83,6 +83,11 @@ type Spec struct {
 	// last part carry "more":true; a line of stream "monitor" tells of lines that could not be
 	// written. It must be opened for appending. Nil drops it.
 	Log *os.File
+	// LogLimit is the size in bytes from which on Log takes no more: the program waits in its writes
+	// until SwitchLog has given it another file. Once it is asked to stop, or has ended, nothing waits;
+	// there is then room for 512 KiB more, and a last line of stream "monitor" tells of what found
+	// none. No file is larger by more than 1 MiB. 0 is no limit.
+	LogLimit int64
 	// Stdin is the program's standard input; nil is /dev/null.
 	Stdin *os.File
 	// Stdout and Stderr, where not nil, get the program's output as well, byte for byte. One that

@@ -26,7 +26,7 @@ func TestALogGoesOnInAnotherFileWithoutALineLost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = p.SwitchLog(deadline(t), f)
+		err = p.SwitchLog(deadline(t), f, 0)
 		_ = f.Close()
 		if errors.Is(err, sandbox.ErrNotRunning) {
 			break // it was faster
@@ -58,7 +58,7 @@ func TestALogGoesOnInAnotherFileWithoutALineLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := p.SwitchLog(deadline(t), f); err == nil {
+	if err := p.SwitchLog(deadline(t), f, 0); err == nil {
 		t.Error("a file that is not opened for appending was taken")
 	}
 }

@@ -48,6 +48,14 @@ func WithLogDir(dir string) ProviderOption {
 	return func(p *Provider) { p.logDir = dir }
 }
 
+// WithLogLimit sets the size in bytes from which on a log takes no more, whether this process still runs or
+// not: a runtime waits in its writes for Agent.RotateLog, which has to come below that size. No file is
+// larger by more than 1 MiB; what a runtime that ends says last and that has no room is counted in a line of
+// stream "monitor". 0, the default, is no limit. A runtime without a monitor has none.
+func WithLogLimit(bytes int64) ProviderOption {
+	return func(p *Provider) { p.logLimit = bytes }
+}
+
 // WithLoopbackAllocator replaces the allocator of runtime addresses. Runtimes are then given --addr. The default
 // binds a port of 127.0.0.1 and keeps it bound until the runtime has it.
 func WithLoopbackAllocator(a LoopbackAllocator) ProviderOption {

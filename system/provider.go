@@ -44,6 +44,7 @@ type Provider struct {
 	hostFS            billy.Filesystem
 	localRuntime      string
 	logDir            string
+	logLimit          int64
 	allocator         LoopbackAllocator
 	puller            agentoci.Puller
 	identify          agentoci.Identifier

@@ -16,7 +16,7 @@ import (
 
 // logSwitcher is a process whose log can go on in another file.
 type logSwitcher interface {
-	SwitchLog(ctx context.Context, log *os.File) error
+	SwitchLog(ctx context.Context, log *os.File, limit int64) error
 }
 
 // LogPath is where the agent's runtime writes to, in the folder of WithLogDir; empty without one.
@@ -30,7 +30,7 @@ func (a *Agent) LogPath() string {
 
 // RotateLog has a running agent's log go on in a new file and keeps the keep newest files before it, at
 // least one. When it has returned nothing is written any more to the files before; no line is lost or
-// is in two files. Calls must not overlap. The error wraps ErrNotRunning where no runtime runs, and
+// is in two files. A log that somebody has removed begins anew. Calls must not overlap. The error wraps ErrNotRunning where no runtime runs, and
 // executor.ErrNotImplemented where it has no monitor. Ours.
 func (a *Agent) RotateLog(ctx context.Context, keep int) error {
 	path := a.LogPath()
@@ -42,13 +42,16 @@ func (a *Agent) RotateLog(ctx context.Context, keep int) error {
 	case !ok || path == "":
 		return fmt.Errorf("rotate log of agent %s: %w", a.id, executor.ErrNotImplemented)
 	}
-	if err := rotate(ctx, to, path, max(keep, 1)); err != nil {
+	if err := a.provider.rotate(ctx, to, path, max(keep, 1)); err != nil {
 		return fmt.Errorf("rotate log of agent %s: %w", a.id, err)
 	}
 	return nil
 }
 
-func rotate(ctx context.Context, to logSwitcher, path string, keep int) error {
+func (p *Provider) rotate(ctx context.Context, to logSwitcher, path string, keep int) error {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return p.switchTo(ctx, to, path)
+	}
 	name := func(i int) string { return path + "." + strconv.Itoa(i) }
 	for i := keep; i > 1; i-- {
 		if err := os.Rename(name(i-1), name(i)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -58,7 +61,7 @@ func rotate(ctx context.Context, to logSwitcher, path string, keep int) error {
 	if err := os.Rename(path, name(1)); err != nil {
 		return err
 	}
-	err := switchTo(ctx, to, path)
+	err := p.switchTo(ctx, to, path)
 	if err == nil || errors.Is(err, sandbox.ErrNotRunning) {
 		// What does not run writes nothing, and what is started next writes to the new file.
 		return nil
@@ -68,13 +71,13 @@ func rotate(ctx context.Context, to logSwitcher, path string, keep int) error {
 }
 
 // switchTo has the log go on in path, which is made where it is missing.
-func switchTo(ctx context.Context, to logSwitcher, path string) error {
+func (p *Provider) switchTo(ctx context.Context, to logSwitcher, path string) error {
 	f, err := openLog(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return to.SwitchLog(ctx, f)
+	return to.SwitchLog(ctx, f, p.logLimit)
 }
 
 // openLog opens a log for a monitor and makes it where it is missing. The folder is out of the agents'
@@ -90,7 +93,7 @@ func (a *Agent) resumeLog(ctx context.Context, proc logSwitcher) {
 	if path == "" {
 		return
 	}
-	if err := switchTo(ctx, proc, path); err != nil && !errors.Is(err, sandbox.ErrNotRunning) {
+	if err := a.provider.switchTo(ctx, proc, path); err != nil && !errors.Is(err, sandbox.ErrNotRunning) {
 		a.provider.logger.Warn("log goes on in the file it had", "agent", a.id, "error", err)
 	}
 }

@@ -318,7 +318,7 @@ func (a *Agent) outputs(s *sandbox.Spec, files *openFiles) (*outputs, error) {
 		if err != nil {
 			return nil, fmt.Errorf("log: %w", err)
 		}
-		s.Log = f
+		s.Log, s.LogLimit = f, a.provider.logLimit
 	}
 	o := new(outputs)
 	return o, o.open(s, files, a.stdout, a.stderr)

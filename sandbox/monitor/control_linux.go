@@ -134,7 +134,7 @@ func (m *monitor) switchLog(msg wire.Message, fds []int) answer {
 		wire.CloseAll(fds)
 		a.msg = refusal(errors.New("want one descriptor, got " + strconv.Itoa(len(fds))))
 	} else {
-		m.sink.to(fds[0])
+		m.sink.to(fds[0], msg.Int(wire.Limit))
 	}
 	a.msg.Add(wire.ID, msg.Get(wire.ID))
 	return a

@@ -2,9 +2,7 @@ package monitor
 
 import (
 	"bytes"
-	"errors"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -26,48 +24,9 @@ const (
 // that were lost.
 var streams = [2]string{"stdout", "stderr"}
 
-// sink is the log. A write that blocks holds the pumps up, they the pipes, these the program.
-type sink struct {
-	mu   sync.Mutex
-	fd   int // -1 drops all
-	lost int // lines since the last that could be written
-}
-
-// write appends whole lines, count of them, or none.
-func (s *sink) write(b []byte, count int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fd < 0 || len(b) == 0 {
-		return
-	}
-	if s.lost > 0 {
-		note := appendLine(nil, "monitor", []byte(strconv.Itoa(s.lost)+" lines lost: the log could not be written"), false)
-		b = append(note, b...)
-	}
-	n, err := writeAll(s.fd, b)
-	if err == nil {
-		s.lost = 0
-		return
-	}
-	s.lost += count
-	if end, err := unix.Seek(s.fd, 0, unix.SEEK_CUR); err == nil && n > 0 {
-		_ = unix.Ftruncate(s.fd, end-int64(n)) // the disk has filled up in the middle of a line
-	}
-}
-
-// to has all further lines go to fd, which the sink then owns.
-func (s *sink) to(fd int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fd >= 0 {
-		_ = unix.Close(s.fd)
-	}
-	s.fd = fd
-}
-
 // pump starts reading the pipe of stream i.
 func (m *monitor) pump(i int, r *os.File) {
-	p := &pump{stream: streams[i], tee: m.tees[i], sink: &m.sink}
+	p := &pump{stream: streams[i], tee: m.tees[i], sink: m.sink}
 	if i == 1 {
 		p.tail = &m.tail
 	}
@@ -250,21 +209,4 @@ func appendString[S string | []byte](b []byte, s S) []byte {
 		start = i
 	}
 	return append(append(b, s[start:]...), '"')
-}
-
-// writeAll writes b, waiting where fd takes no more for now, and tells how much it has written.
-func writeAll(fd int, b []byte) (int, error) {
-	for done := 0; ; {
-		n, err := unix.Write(fd, b[done:])
-		done += max(n, 0)
-		switch {
-		case err == nil && done == len(b):
-			return done, nil
-		case err == nil || errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.EAGAIN): // the caller's end of it is non-blocking
-			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, -1)
-		default:
-			return done, err
-		}
-	}
 }

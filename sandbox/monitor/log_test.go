@@ -43,7 +43,7 @@ func pumped(t *testing.T, chunks ...string) ([]logged, *tail) {
 			_, _ = w.WriteString(c)
 		}
 	}()
-	p := &pump{stream: "stderr", tee: -1, sink: &sink{fd: int(f.Fd())}, tail: &tail{}}
+	p := &pump{stream: "stderr", tee: -1, sink: newSink(int(f.Fd()), 0), tail: &tail{}}
 	p.run(r)
 	b, err := os.ReadFile(path)
 	if err != nil {

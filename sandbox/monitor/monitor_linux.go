@@ -16,6 +16,9 @@ const (
 	// drainTime bounds the wait for the rest of the output once everything is dead; only a log or
 	// output that takes nothing needs it.
 	drainTime = time.Second
+	// roomTime is how long a full log is waited for that a daemon may be about to rotate, when the
+	// program is to end or has ended.
+	roomTime = drainTime / 2
 	// maxGrace keeps a grace from a controller within reason.
 	maxGrace = 24 * time.Hour
 )
@@ -49,7 +52,7 @@ type monitor struct {
 	namespaces string
 	program    int
 
-	sink  sink
+	sink  *sink
 	tail  tail
 	pumps sync.WaitGroup
 
@@ -129,6 +132,8 @@ func (m *monitor) stop(grace time.Duration) {
 		return
 	}
 	m.asked, m.killAt = true, at
+	// What it says last must not wait for its death.
+	time.AfterFunc(min(grace/2, roomTime), m.sink.release)
 	if grace > 0 {
 		_ = unix.Kill(m.status.PID, unix.SIGTERM)
 		_ = unix.Kill(m.status.PID, unix.SIGCONT) // a stopped program could not obey
@@ -208,8 +213,13 @@ func (m *monitor) drain() {
 		m.pumps.Wait()
 		close(done)
 	}()
-	select {
-	case <-done:
-	case <-time.After(drainTime):
+	for _, wait := range []time.Duration{roomTime, drainTime - roomTime} {
+		select {
+		case <-done:
+			m.sink.close()
+			return
+		case <-time.After(wait):
+			m.sink.release()
+		}
 	}
 }

@@ -102,7 +102,7 @@ func (m *monitor) accept(fds []int) error {
 		return fd
 	}
 	m.dir = next(true)
-	m.sink.fd = next(m.spec.Log)
+	m.sink = newSink(next(m.spec.Log), m.spec.LogLimit)
 	m.stdin = next(m.spec.Stdin)
 	m.tees = [2]int{next(m.spec.Stdout), next(m.spec.Stderr)}
 	n, end := len(m.spec.Files), len(m.spec.Files)+len(m.spec.Held)

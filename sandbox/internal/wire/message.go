@@ -42,6 +42,7 @@ const (
 	Name    = "name"    // of a descriptor, in the order of the descriptors
 	Started = "started" // the program runs; with the fields of Status
 	HostPID = "hostpid" // of the monitor, which it can't know inside a namespace of process ids
+	Limit   = "limit"   // bytes from which on a log takes no more; none without it
 	Pidfd   = "pidfd"   // the first descriptor beside the message holds the program
 )
 

@@ -15,7 +15,7 @@ func TestMessagesComeBackAsTheyWere(t *testing.T) {
 		Level: "off", Path: "/bin/sh", Dir: "/", Args: []string{"", "-c", "a\nb"}, Env: []string{"A=", "B=\xff"},
 		UID: -1, GID: 1 << 31, Log: true, Stderr: true, Files: []string{"a", "b"}, Held: []string{"c"},
 		Stdin: true, Binds: []Bind{{"/a", "/b", true}, {"/c\n", "", false}}, ListenNames: []string{"g"}, ListenPorts: []int{5528},
-		Ports: []int{1, 65535}, Serve: []int{2}, Tied: true, RelayNames: []string{"c"}, RelayPorts: []int{3}, Memory: 1 << 40, PIDs: 7, Groups: 2, Into: true, KillFile: true, OOMEvents: true,
+		Ports: []int{1, 65535}, Serve: []int{2}, Tied: true, RelayNames: []string{"c"}, RelayPorts: []int{3}, Memory: 1 << 40, PIDs: 7, LogLimit: 1 << 41, Groups: 2, Into: true, KillFile: true, OOMEvents: true,
 	}
 	if got, err := ParseSpec(spec.Marshal()); err != nil || !reflect.DeepEqual(got, spec) {
 		t.Errorf("%+v %v", got, err)

@@ -49,6 +49,7 @@ type Spec struct {
 	Tied        bool
 	Memory      int64
 	PIDs        int64
+	LogLimit    int64
 	// Groups is how many control groups the program enters: as many pairs of descriptors come last, to
 	// enter each and to leave it. Before them, where these are true, come the folder of one that it is
 	// cloned into, in place of entering the last, what kills all in it, and what tells of processes
@@ -93,6 +94,7 @@ func (s Spec) Marshal() []byte {
 	addBool(&m, "tied", s.Tied)
 	m.AddInt("memory", s.Memory)
 	m.AddInt("pids", s.PIDs)
+	m.AddInt("log-limit", s.LogLimit)
 	m.AddInt("groups", int64(s.Groups))
 	addBool(&m, "into", s.Into)
 	addBool(&m, "kill-file", s.KillFile)
@@ -114,7 +116,7 @@ func ParseSpec(b []byte) (Spec, error) {
 		Files: m.All("file"), Held: m.All("held"),
 		ListenNames: m.All("listen"), ListenPorts: numbers(m.All("listen-port")), Ports: numbers(m.All("port")),
 		Serve: numbers(m.All("serve")), RelayNames: m.All("relay"), RelayPorts: numbers(m.All("relay-port")),
-		Tied: m.Get("tied") != "", Memory: m.Int("memory"), PIDs: m.Int("pids"),
+		Tied: m.Get("tied") != "", Memory: m.Int("memory"), PIDs: m.Int("pids"), LogLimit: m.Int("log-limit"),
 		Groups: int(m.Int("groups")), Into: m.Get("into") != "", KillFile: m.Get("kill-file") != "", OOMEvents: m.Get("oom-events") != "",
 	}
 	if s.Groups < 0 || s.Groups > MaxGroups || s.Into && s.Groups == 0 {
