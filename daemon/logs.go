@@ -20,8 +20,9 @@ import (
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
 
-// maxLogLine bounds a line of a log as it is told; what is longer is cut.
-const maxLogLine = 256 << 10
+// maxLogLine bounds a line of a log as it is told; what is longer is cut. A monitor's longest is 64 KiB
+// of control characters, each of which is six bytes as JSON.
+const maxLogLine = 512 << 10
 
 // maxLogFiles is how many files of one log there may be; log-files has it as its bound.
 const maxLogFiles = 100
@@ -187,6 +188,25 @@ func (s *logSender) flush() error {
 	return s.line()
 }
 
+// finish sends the line that was begun when the files were measured: a write seen half done is waited
+// out, and what comes after its line was not asked for.
+func (s *logSender) finish(files []*logFile) error {
+	for len(s.rest) > 0 {
+		n, err := files[len(files)-1].Read(s.buf)
+		if n == 0 || err != nil {
+			return s.flush() // nobody goes on with it
+		}
+		b := s.buf[:n]
+		if i := bytes.IndexByte(b, '\n'); i >= 0 {
+			return s.feed(b[:i+1])
+		}
+		if err := s.feed(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *logSender) line() error {
 	m := logLine(s.rest)
 	s.rest = s.rest[:0]
@@ -247,7 +267,7 @@ func (a *supervised) readLogs(ctx, ending context.Context, q logQuery, send func
 		return err
 	}
 	if !q.follow {
-		return s.flush()
+		return s.finish(files)
 	}
 	told, cancelTold := a.watch()
 	defer cancelTold()

@@ -33,7 +33,7 @@ func logLines(t *testing.T, path string) ([]*daemonv1.LogsResponse, error) {
 		got = append(got, m)
 		return nil
 	}}
-	err = errors.Join(s.readAll(files, -1), s.flush())
+	err = errors.Join(s.readAll(files, -1), s.finish(files))
 	return got, err
 }
 
@@ -64,6 +64,36 @@ func TestTheLastLinesAreFoundAcrossFiles(t *testing.T) {
 		if want := all[max(0, len(all)-n):]; strings.Join(got, "|") != strings.Join(want, "|") || len(got) != len(want) {
 			t.Errorf("last %d: %d lines, %.60q; want %.60q", n, len(got), got, want)
 		}
+	}
+}
+
+func TestALineThatIsBeingWrittenIsToldWholeAndNoneAfterIt(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	// The longest line of a monitor: 64 KiB that are six times as much as JSON.
+	longest := `{"t":"2026-01-02T03:04:05Z","stream":"stdout","line":"` + strings.Repeat(`\u0001`, 64<<10) + `"}` + "\n"
+	for name, cut := range map[string]int{"at once": len(longest), "half done": len(longest) / 2, "all but its end": len(longest) - 1, "begun": 1} {
+		if err := os.WriteFile(path, []byte(longest+longest[:cut]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		files, err := openLogs(logNames(path, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(longest+longest+longest), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		s := &logSender{ctx: t.Context(), send: func(m *daemonv1.LogsResponse) error {
+			if n++; m.GetStream() != "stdout" || len(m.GetLine()) != 64<<10 {
+				t.Errorf("%s: stream %q, %d bytes", name, m.GetStream(), len(m.GetLine()))
+			}
+			return nil
+		}}
+		if err := errors.Join(s.readAll(files, -1), s.finish(files)); err != nil || n != 2 {
+			t.Errorf("%s: %d lines, %v", name, n, err)
+		}
+		closeLogs(files)
 	}
 }
 
