@@ -317,6 +317,15 @@ func (a *supervised) drainOn(s *logSender, path string, files *[]*logFile, rotat
 	}
 	closeLogs(*files)
 	*files = next
+	if gone := behind - len(next); gone > 0 && len(next) > 0 {
+		// With log-files few and a reader slow there are fewer left than were begun.
+		if err := s.send(&daemonv1.LogsResponse{
+			AtMs: time.Now().UnixMilli(), Stream: "daemon",
+			Line: fmt.Sprintf("lines lost: %d files of the log were replaced before they were read", gone),
+		}); err != nil {
+			return err
+		}
+	}
 	for _, f := range next {
 		if err := s.drain(f); err != nil {
 			return err

@@ -97,6 +97,44 @@ func TestALineThatIsBeingWrittenIsToldWholeAndNoneAfterIt(t *testing.T) {
 	}
 }
 
+func TestAReaderThatIsTooSlowIsToldWhatItMissed(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	var got []string
+	s := &logSender{ctx: t.Context(), send: func(m *daemonv1.LogsResponse) error {
+		got = append(got, m.GetLine())
+		return nil
+	}}
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(path+name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, rotations := new(supervised), 0
+	var files []*logFile
+	defer func() { closeLogs(files) }()
+	drain := func(want string) {
+		t.Helper()
+		got = nil
+		if err := a.drainOn(s, path, &files, &rotations); err != nil || strings.Join(got, "|") != want {
+			t.Errorf("%q, %v; want %q", got, err, want)
+		}
+	}
+	write("", "one\n")
+	drain("one")
+	write(".1", "two\n")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	write("", "three\n")
+	a.rotations = 2
+	drain("two|three")
+	a.rotations = 7 // of which the two there are left
+	drain("lines lost: 3 files of the log were replaced before they were read|two|three")
+	drain("")
+}
+
 func TestALogIsToldWhateverIsInIt(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")

@@ -3221,7 +3221,7 @@ type LogsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unix milliseconds; 0 for a line whose time is not known.
 	AtMs int64 `protobuf:"varint,1,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
-	// stdout or stderr.
+	// stdout or stderr; monitor and daemon tell of lines that were lost.
 	Stream        string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
 	Line          string `protobuf:"bytes,3,opt,name=line,proto3" json:"line,omitempty"`
 	unknownFields protoimpl.UnknownFields
