@@ -36,8 +36,13 @@ func (p *parser) sources(folder fs.FS) {
 		p.source("CONTEXT", c.Name, c.File, f, err)
 		c.Content = text
 	}
+	skills := 0
 	for _, d := range p.a.Adds {
 		if d.IsSkill() {
+			// Those above the bound are refused already, and each would be read whole.
+			if skills++; skills > MaxSkills {
+				continue
+			}
 			_, err := SkillFiles(folder, d.Src)
 			p.source("ADD", d.Name, d.Src, f, err)
 			continue
@@ -162,14 +167,8 @@ func (f *folderReader) list(dir string) []fs.DirEntry {
 	if list, ok := f.lists[dir]; ok {
 		return list
 	}
-	f.lists[dir] = nil
-	if file, err := f.fs.Open(dir); err == nil {
-		if d, ok := file.(fs.ReadDirFile); ok {
-			// What was read before an error is enough for a hint.
-			f.lists[dir], _ = d.ReadDir(maxListed)
-		}
-		_ = file.Close()
-	}
+	// What was read before an error is enough for a hint.
+	f.lists[dir], _ = readDir(f.fs, dir, maxListed)
 	return f.lists[dir]
 }
 
@@ -232,16 +231,8 @@ type skillWalk struct {
 
 // walk reads the folder at, which lies at rel in the skill.
 func (w *skillWalk) walk(at, rel string, depth int) error {
-	dir, err := w.folder.Open(at)
+	list, err := readDir(w.folder, at, MaxSkillFiles-w.entries+1)
 	if err != nil {
-		return err
-	}
-	d, ok := dir.(fs.ReadDirFile)
-	if !ok {
-		return errors.Join(errors.New("it can't be listed"), dir.Close())
-	}
-	list, err := d.ReadDir(MaxSkillFiles - w.entries + 1)
-	if err = errors.Join(err, dir.Close()); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	for _, e := range list {
@@ -271,4 +262,28 @@ func (w *skillWalk) walk(at, rel string, depth int) error {
 		w.parts = append(w.parts, SkillPart{name, info.Size()})
 	}
 	return nil
+}
+
+// readDir reads at most most entries of a folder. One may return fewer at a time, and have more.
+func readDir(folder fs.FS, name string, most int) (list []fs.DirEntry, err error) {
+	file, err := folder.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	d, ok := file.(fs.ReadDirFile)
+	if !ok {
+		return nil, errors.New("it can't be listed")
+	}
+	for len(list) < most {
+		more, err := d.ReadDir(most - len(list))
+		list = append(list, more...)
+		if errors.Is(err, io.EOF) {
+			return list, nil
+		}
+		if err != nil {
+			return list, err
+		}
+	}
+	return list, nil
 }

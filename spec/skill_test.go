@@ -156,3 +156,52 @@ func TestSkillsAreBounded(t *testing.T) {
 		t.Error("a device was taken")
 	}
 }
+
+// counted counts what is opened, and lists a folder one name at a time, as a filesystem may.
+type counted struct {
+	fs.FS
+	opened int
+}
+
+func (c *counted) Open(name string) (fs.File, error) {
+	c.opened++
+	f, err := c.FS.Open(name)
+	if d, ok := f.(fs.ReadDirFile); ok {
+		return onebyone{d}, err
+	}
+	return f, err
+}
+
+type onebyone struct{ fs.ReadDirFile }
+
+func (o onebyone) ReadDir(n int) ([]fs.DirEntry, error) {
+	return o.ReadDirFile.ReadDir(min(n, 1))
+}
+
+func TestASkillIsReadWholeAndAlone(t *testing.T) {
+	t.Parallel()
+	skill := func(last fs.FileMode) *counted {
+		return &counted{FS: fstest.MapFS{"a/SKILL.md": {Data: []byte(skillText)}, "a/x": {}, "a/y/z": {}, "a/zz": {Mode: last}}}
+	}
+	if parts, err := SkillFiles(skill(0), "a"); err != nil || len(parts) != 4 {
+		t.Error(parts, err)
+	}
+	if _, err := SkillFiles(skill(fs.ModeSymlink), "a"); err == nil || !strings.Contains(err.Error(), "zz: it is neither a file nor a folder") {
+		t.Error("the last name of a folder:", err)
+	}
+	// Skills above the bound are refused unread.
+	opened := func(skills int) int {
+		src := "FROM scratch\n"
+		for i := range skills {
+			src += fmt.Sprintf("ADD a/ s%d\n", i)
+		}
+		folder := skill(0)
+		if _, err := Parse("f", []byte(src), ParseOptions{Folder: folder}); (err == nil) != (skills <= MaxSkills) {
+			t.Errorf("%d skills: %v", skills, err)
+		}
+		return folder.opened
+	}
+	if most := opened(MaxSkills); most < MaxSkills || opened(1000) != most {
+		t.Errorf("%d files are opened for %d skills, %d for 1000", most, MaxSkills, opened(1000))
+	}
+}
