@@ -75,7 +75,7 @@ func Build(ctx context.Context, target oras.Target, source []byte, opts BuildOpt
 	if err != nil {
 		return nil, fmt.Errorf("build %s: %w", opts.Name, err)
 	}
-	return &BuildResult{Descriptor: desc, Agentfile: b.def, Warnings: append(warnings(own, b.inSkills), b.warnings...)}, nil
+	return &BuildResult{Descriptor: desc, Agentfile: b.def, Warnings: fewWarnings(append(b.warnings, warnings(own, b.inSkills)...))}, nil
 }
 
 type builder struct {
@@ -84,9 +84,9 @@ type builder struct {
 	source []byte
 	def    *spec.Agentfile
 	chain  []Link
-	// files are the ADD files and skills by name, and inSkills the paths of the skills' files.
+	// files are the ADD files and skills by name, and inSkills the skills' files, each with the skill's name.
 	files    map[string]added
-	inSkills []string
+	inSkills []spec.Add
 	warnings []string
 }
 
@@ -161,7 +161,7 @@ func (b *builder) read(ctx context.Context, own *spec.Agentfile) error {
 				b.warnings = append(b.warnings, w)
 			}
 			for _, f := range files {
-				b.inSkills = append(b.inSkills, path.Join(d.Src, f.Path))
+				b.inSkills = append(b.inSkills, spec.Add{Name: d.Name, Src: path.Join(d.Src, f.Path)})
 			}
 			continue
 		}

@@ -34,7 +34,7 @@ func TestASkillIsBuiltLoadedAndInherited(t *testing.T) {
 	const golden = "sha256:0d1088069e950a3c0812679cde4fbb8e309225a569a2cfdd4f196a52dec23b23"
 	for kind, store := range stores(t) {
 		base := build(t, store, "FROM scratch\nADD tables/ \"how to\"", BuildOptions{Folder: skillFolder(), Tags: []string{"base:latest"}})
-		if len(base.Warnings) != 1 || !strings.Contains(base.Warnings[0], "tables/.env looks like a secret") {
+		if len(base.Warnings) != 1 || !strings.HasPrefix(base.Warnings[0], "ADD skills/tables: tables/.env looks like a secret") {
 			t.Error(kind, base.Warnings)
 		}
 		build(t, store, "FROM base\nNAME child", BuildOptions{Parent: in(store), Tags: []string{"child:latest"}})
@@ -237,5 +237,19 @@ func TestASkillThatIsAnotherIsNotBelieved(t *testing.T) {
 	}
 	if _, err := Load(t.Context(), store, "well"); err != nil {
 		t.Error("the allowed twin:", err)
+	}
+}
+
+func TestWarningsOfABuildAreBounded(t *testing.T) {
+	t.Parallel()
+	// A skill may be named as a secret is: its files are not for that.
+	folder := fstest.MapFS{"token/SKILL.md": {Data: []byte("---\nname: other\n---\n")}}
+	for i := range 2 * maxWarnings {
+		folder[fmt.Sprintf("token/%d.pem", i)] = &fstest.MapFile{}
+	}
+	got := build(t, memory.New(), "FROM scratch\nADD token/", BuildOptions{Folder: folder}).Warnings
+	// That of the skill, that of its name, and one for each file.
+	if len(got) != maxWarnings+1 || !strings.Contains(got[0], `says name "other"`) || strings.Contains(strings.Join(got, " "), "token/SKILL.md looks") || got[maxWarnings] != fmt.Sprintf("and %d more warnings", maxWarnings+2) {
+		t.Errorf("%d warnings: %q … %q", len(got), got[0], got[len(got)-1])
 	}
 }
