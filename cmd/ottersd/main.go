@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -109,7 +110,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	fs.StringVar(&opts.socket, "socket", "", "")
 	fs.TextVar(&opts.level, "log-level", slog.LevelInfo, "")
 	fs.StringVar(&opts.log, "log-file", "", "")
-	if err := fs.Parse(args); err != nil {
+	if err := cmp.Or(fs.Parse(args), noEmptyFlags(fs)); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			fmt.Fprint(stdout, usage)
 			return opts, err
@@ -124,6 +125,18 @@ func parse(args []string, stdout io.Writer) (options, error) {
 		return opts, fmt.Errorf("unknown command %q; `ottersd --help` shows what there is", strings.Join(rest, " "))
 	}
 	return opts, nil
+}
+
+// noEmptyFlags refuses a flag that is given without a value, as of a variable that is not set: it would
+// count as not given.
+func noEmptyFlags(fs *flag.FlagSet) error {
+	var err error
+	fs.Visit(func(f *flag.Flag) {
+		if err == nil && f.Value.String() == "" {
+			err = fmt.Errorf("--%s is empty; give it a value, or leave it out", f.Name)
+		}
+	})
+	return err
 }
 
 // places fills in the home and the socket that were not named.

@@ -164,6 +164,9 @@ func TestArguments(t *testing.T) {
 		{[]string{"version", "more"}, 2, "", "unknown command"},
 		{[]string{"--log-level", "loud"}, 2, "", "loud"},
 		{[]string{"--home", "/dev/null/x"}, 1, "", "home"},
+		{[]string{"--home", ""}, 2, "", "--home is empty; give it a value, or leave it out"},
+		{[]string{"--log-file="}, 2, "", "--log-file is empty"},
+		{[]string{"registry", "gc", "--home", ""}, 1, "", "registry gc: --home is empty"},
 		{[]string{"--home", "/tmp/x", "--socket", "/" + strings.Repeat("x", 200)}, 1, "", "107"},
 	} {
 		var out, errOut bytes.Buffer

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -57,7 +58,7 @@ func runRegistry(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	case "fsck":
 		fs.BoolVar(&skip, "skip-files", false, "")
 	}
-	err := fs.Parse(args)
+	err := cmp.Or(fs.Parse(args), noEmptyFlags(fs))
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		fmt.Fprint(stdout, registryUsage)
