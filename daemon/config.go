@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -111,8 +112,19 @@ type configFile struct {
 	Sandbox      *string          `yaml:"sandbox"`
 }
 
-// unknownField is how the library tells of one.
-var unknownField = regexp.MustCompile(`field (\S+) not found in type daemon\.(\w+)`)
+// unknownField and otherKind are how the library tells of a field that there is not, and of a value in the
+// place of another kind.
+var (
+	unknownField = regexp.MustCompile(`(?s)field (.+) not found in type daemon\.(\w+)`)
+	otherKind    = regexp.MustCompile("(?s)cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)")
+)
+
+// kinds are words for what is expected, by Go's, and for what is found, by YAML's.
+var kinds = map[string]string{
+	"daemon.configFile": "a setting", "[]daemon.upstreamConfig": "a list of registries", "daemon.upstreamConfig": "the fields of a registry",
+	"[]string": "a list", "string": "a text", "bool": "true or false", "int": "a whole number",
+	"seq": "a list", "map": "fields",
+}
 
 // configError says for a person what the library found.
 func configError(err error) error {
@@ -122,6 +134,14 @@ func configError(err error) error {
 	}
 	var lines []string
 	for _, l := range of.Errors {
+		l = otherKind.ReplaceAllStringFunc(l, func(s string) string {
+			m := otherKind.FindStringSubmatch(s)
+			found := kinds[m[1]]
+			if m[2] != "" {
+				found = strconv.Quote(m[2])
+			}
+			return fmt.Sprintf("found %s; want %s", cmp.Or(found, m[1]), cmp.Or(kinds[m[3]], "another kind"))
+		})
 		lines = append(lines, unknownField.ReplaceAllStringFunc(l, func(s string) string {
 			m := unknownField.FindStringSubmatch(s)
 			known := fieldNames(reflect.TypeFor[configFile]())

@@ -40,7 +40,11 @@ func TestConfigIsReadStrictly(t *testing.T) {
 		{name: "two documents", text: "ready-timeout: 2s\n---\nready-timeout: 3s\n", want: "more than one document"},
 		{name: "a level", text: "sandbox: limited\n", ready: 30 * time.Second},
 		{name: "no level", text: "sandbox: lax\n", want: `sandbox: "lax" is not off, limited or strict`},
-		{name: "a list", text: "- a\n", want: "line 1"},
+		{name: "a list", text: "- a\n", want: "line 1: found a list; want a setting"},
+		{name: "no list", text: "upstreams: 3\n", want: `line 1: found "3"; want a list of registries`},
+		{name: "no truth value", text: "upstreams:\n  - plain-http: maybe\n", want: `line 2: found "maybe"; want true or false`},
+		{name: "no number", text: "log-files: [1]\n", want: "line 1: found a list; want a whole number"},
+		{name: "a key of two lines", text: "\"a\\nb\": 1\n", want: `unknown field "a\nb"; there are `},
 		{name: "too large", text: strings.Repeat("#\n", maxConfigBytes), want: "larger than"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
