@@ -54,9 +54,8 @@ func (f sentFolder) ReadDir(n int) ([]fs.DirEntry, error) {
 	for {
 		list, err := f.ReadDirFile.ReadDir(n)
 		list = slices.DeleteFunc(list, func(e fs.DirEntry) bool {
-			// A folder that is left out may have an exception in it.
-			skip := f.sent.match(path.Join(f.name, e.Name())) != nil
-			return skip && !(e.IsDir() && f.sent.ignore.exceptions())
+			name := path.Join(f.name, e.Name())
+			return f.sent.match(name) != nil && !(e.IsDir() && f.sent.excepts(name))
 		})
 		if n <= 0 || len(list) > 0 || err != nil {
 			return list, err
@@ -90,16 +89,29 @@ func (s sent) check(op, name string) error {
 		at, rest = path.Dir(at), append(strings.Split(to, "/"), rest...)
 	}
 	err := s.match(at)
-	if errors.Is(err, errLeftOut) && s.ignore.exceptions() {
-		// A folder may have an exception in it.
-		if info, statErr := fs.Stat(s.FS, at); statErr == nil && info.IsDir() {
-			return nil
-		}
+	if errors.Is(err, errLeftOut) && s.excepts(at) {
+		return nil
 	}
 	if err != nil {
 		return &fs.PathError{Op: op, Path: name, Err: err}
 	}
 	return nil
+}
+
+// excepts tells that something below a folder which is left out is sent, and so the folder is.
+func (s sent) excepts(dir string) bool {
+	if !s.ignore.exceptions() && !strings.HasPrefix(s.keep, dir+"/") {
+		return false
+	}
+	found := false
+	// What can't be listed is the build's to tell.
+	_ = fs.WalkDir(s.FS, dir, func(name string, _ fs.DirEntry, err error) error {
+		if found = err == nil && s.match(name) == nil; found {
+			return fs.SkipAll
+		}
+		return nil
+	})
+	return found
 }
 
 func (s sent) match(name string) error {

@@ -104,7 +104,7 @@ func TestArchiveOfTheCaller(t *testing.T) {
 func TestFolderIsWhatIsSent(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for name, text := range map[string]string{IgnoreFile: "keys\n!keys/public\nAgentfile\nhidden\n", "Agentfile": "a", "keys/private": "p", "keys/public": "p", "a/b": "b"} {
+	for name, text := range map[string]string{IgnoreFile: "keys\n!keys/public\nAgentfile\nhidden\n", "Agentfile": "a", "keys/private": "p", "keys/public": "p", "keys/deep/private": "p", "keys/deep/er/private": "p", "a/b": "b"} {
 		path := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
 			t.Fatal(err)
@@ -138,7 +138,7 @@ func TestFolderIsWhatIsSent(t *testing.T) {
 		t.Error(list, err)
 	}
 	for bad, want := range map[string]error{
-		"keys/private": errLeftOut, "a/up": errLeftOut, "hidden/b": errLeftOut, "all/private": errLeftOut, "circle": nil, "out": nil, "none": fs.ErrNotExist, "../x": nil,
+		"keys/private": errLeftOut, "a/up": errLeftOut, "hidden/b": errLeftOut, "all/private": errLeftOut, "keys/deep": errLeftOut, "circle": nil, "out": nil, "none": fs.ErrNotExist, "../x": nil,
 	} {
 		_, err := fs.Stat(files, bad)
 		if _, other := files.Open(bad); err == nil || other == nil || want != nil && (!errors.Is(err, want) || !errors.Is(other, want)) {
