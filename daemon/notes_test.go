@@ -94,8 +94,8 @@ func TestNotesOfARunningAgent(t *testing.T) {
 func TestWarningsAreKeptShort(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("é", 1000)
-	got := shortened(append([]string{"a\nb", "\xff" + long}, make([]string, 100)...))
-	if len(got) != maxWarnings || got[0] != "a; b" || !strings.HasPrefix(long, got[1]) || len(got[1]) < maxWarning-4 || len(got[1]) > maxWarning {
+	got := shortened(append([]string{"a\nb", "\xff" + long, strings.Repeat("x\n", maxWarning)}, make([]string, 100)...))
+	if len(got) != maxWarnings || got[0] != "a; b" || len(got[2]) != maxWarning || !strings.HasPrefix(long, got[1]) || len(got[1]) < maxWarning-4 || len(got[1]) > maxWarning {
 		t.Errorf("%d warnings, %q, %d bytes", len(got), got[0], len(got[1]))
 	}
 }

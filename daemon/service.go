@@ -285,7 +285,9 @@ func (a *supervised) ask(ctx context.Context, out *daemonv1.Agent) {
 func shortened(warnings []string) []string {
 	var out []string
 	for _, w := range warnings[:min(len(warnings), maxWarnings)] {
-		out = append(out, strings.ToValidUTF8(flatten(w[:min(len(w), maxWarning)]), ""))
+		// On one line it may be longer than before.
+		w = flatten(w[:min(len(w), maxWarning)])
+		out = append(out, strings.ToValidUTF8(w[:min(len(w), maxWarning)], ""))
 	}
 	return out
 }
