@@ -3,6 +3,7 @@ package agentoci
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,8 @@ import (
 
 // ArchiveOptions bound ReadArchive. Zero values are the defaults.
 type ArchiveOptions struct {
+	// Name is what errors call it; default is "build folder".
+	Name string
 	// Dir is where contents are kept until Close; default is the system's temporary folder.
 	Dir string
 	// MaxBytes is the size of all files together, default 2 GiB, and MaxFile that of one, 1 GiB.
@@ -50,7 +53,15 @@ var _ fs.FS = (*Archive)(nil)
 // that is no file, folder, symlink or hard link to an earlier file, whose name leaves the folder, that
 // lies below something that is no folder, that is there twice, or that has a privilege of its own is
 // refused with ErrUnsafe; what is over a bound with ErrLimit.
-func ReadArchive(ctx context.Context, r io.Reader, opts ArchiveOptions) (_ *Archive, err error) {
+func ReadArchive(ctx context.Context, r io.Reader, opts ArchiveOptions) (*Archive, error) {
+	a, err := readArchive(ctx, r, opts)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", cmp.Or(opts.Name, "build folder"), err)
+	}
+	return a, nil
+}
+
+func readArchive(ctx context.Context, r io.Reader, opts ArchiveOptions) (_ *Archive, err error) {
 	if opts.MaxBytes <= 0 {
 		opts.MaxBytes = 2 << 30
 	}
@@ -62,7 +73,7 @@ func ReadArchive(ctx context.Context, r io.Reader, opts ArchiveOptions) (_ *Arch
 	}
 	spool, err := os.CreateTemp(opts.Dir, "build-*")
 	if err != nil {
-		return nil, fmt.Errorf("build folder: %w", err)
+		return nil, err
 	}
 	a := &Archive{spool: spool, nodes: map[string]*node{".": {kind: tar.TypeDir}}}
 	a.list = sync.OnceValue(a.folders)
@@ -72,7 +83,7 @@ func ReadArchive(ctx context.Context, r io.Reader, opts ArchiveOptions) (_ *Arch
 		}
 	}()
 	if err := os.Remove(spool.Name()); err != nil {
-		return nil, fmt.Errorf("build folder: %w", err)
+		return nil, err
 	}
 	// Headers count too: a header with its extensions may be a megabyte.
 	raw := &endReader{r: newLimitReader(contextReader{ctx, r}, opts.MaxBytes+int64(opts.MaxEntries)*4096)}
@@ -87,22 +98,22 @@ func ReadArchive(ctx context.Context, r io.Reader, opts ArchiveOptions) (_ *Arch
 				err = io.ErrUnexpectedEOF
 			}
 			if err != nil {
-				return nil, fmt.Errorf("build folder: archive: %w", err)
+				return nil, fmt.Errorf("tar: %w", err)
 			}
 			return a, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("build folder: archive: %w", err)
+			return nil, fmt.Errorf("tar: %w", err)
 		}
 		if names -= int64(len(h.Name) + len(h.Linkname)); names < 0 {
-			return nil, fmt.Errorf("build folder: names of more than %d bytes: %w", maxNames, ErrLimit)
+			return nil, fmt.Errorf("names of more than %d bytes: %w", maxNames, ErrLimit)
 		}
 		if err := a.add(tr, h, &total, opts); err != nil {
-			return nil, fmt.Errorf("build folder: %.200q: %w", h.Name, err)
+			return nil, fmt.Errorf("%.200q: %w", h.Name, err)
 		}
 		// The root and folders without an entry of their own count too.
 		if len(a.nodes)-1 > opts.MaxEntries {
-			return nil, fmt.Errorf("build folder: more than %d entries: %w", opts.MaxEntries, ErrLimit)
+			return nil, fmt.Errorf("more than %d entries: %w", opts.MaxEntries, ErrLimit)
 		}
 	}
 }
@@ -128,7 +139,7 @@ func unsafe(why string) error { return fmt.Errorf("%w: %s", ErrUnsafe, why) }
 
 func (a *Archive) add(tr *tar.Reader, h *tar.Header, total *int64, opts ArchiveOptions) error {
 	if strings.HasPrefix(h.Name, "/") {
-		return unsafe("its name is absolute; name it from the build folder")
+		return unsafe("its name is absolute; leave the first / out")
 	}
 	name, err := entryName(h.Name)
 	if err != nil {
@@ -157,7 +168,7 @@ func (a *Archive) add(tr *tar.Reader, h *tar.Header, total *int64, opts ArchiveO
 			return unsafe("it is a symlink that leads nowhere")
 		}
 	default:
-		return unsafe(kindOf(h.Typeflag) + " can't be in a build folder; leave it out")
+		return unsafe(kindOf(h.Typeflag) + " can't be in it; leave it out")
 	}
 	n := &node{kind: h.Typeflag, link: h.Linkname}
 	switch h.Typeflag {
@@ -168,7 +179,7 @@ func (a *Archive) add(tr *tar.Reader, h *tar.Header, total *int64, opts ArchiveO
 	case tar.TypeLink:
 		target, err := entryName(h.Linkname)
 		if err != nil || strings.HasPrefix(h.Linkname, "/") {
-			return unsafe(fmt.Sprintf("it is a hard link out of the build folder, to %.200q", h.Linkname))
+			return unsafe(fmt.Sprintf("it is a hard link out of the folder, to %.200q", h.Linkname))
 		}
 		file := a.nodes[target]
 		if file == nil || file.kind != tar.TypeReg {

@@ -165,6 +165,8 @@ func TestArchiveP9IsBounded(t *testing.T) {
 	}
 	_, err = ReadArchive(t.Context(), strings.NewReader(strings.Repeat("no tar ", 200)), ArchiveOptions{Dir: t.TempDir()})
 	wants(t, "no archive", err, tar.ErrHeader, "archive")
+	_, err = ReadArchive(t.Context(), bytes.NewReader(good[:100]), ArchiveOptions{Dir: t.TempDir(), Name: "the skill"})
+	wants(t, "one that is no build folder", err, io.ErrUnexpectedEOF, "the skill: tar: ")
 }
 
 func TestArchiveLeavesNothingBehindAndStops(t *testing.T) {

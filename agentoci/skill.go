@@ -121,7 +121,7 @@ func (i *Image) openSkill(ctx context.Context, name, dir string) (*Archive, []sp
 		return nil, nil, err
 	}
 	defer r.Close()
-	a, err := ReadArchive(ctx, r, ArchiveOptions{Dir: dir, MaxBytes: spec.MaxSkillBytes, MaxFile: spec.MaxSkillBytes, MaxEntries: spec.MaxSkillFiles})
+	a, err := ReadArchive(ctx, r, ArchiveOptions{Name: "skill", Dir: dir, MaxBytes: spec.MaxSkillBytes, MaxFile: spec.MaxSkillBytes, MaxEntries: spec.MaxSkillFiles})
 	if err != nil {
 		return nil, nil, err
 	}

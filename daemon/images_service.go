@@ -277,7 +277,7 @@ func (s imageService) LoadImage(in loadStream) error {
 		return err
 	}
 	folder, err := agentoci.ReadArchive(ctx, archiveParts(in.Recv), agentoci.ArchiveOptions{
-		Dir: s.sup.home.path("builds"), MaxBytes: 2 * maxRemoteBlob, MaxFile: maxRemoteBlob,
+		Name: "archive", Dir: s.sup.home.path("builds"), MaxBytes: 2 * maxRemoteBlob, MaxFile: maxRemoteBlob,
 	})
 	if err != nil {
 		return callerError(ctx, "load", err)
