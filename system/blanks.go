@@ -118,7 +118,7 @@ func (b *blanks) make() (name string, err error) {
 			err = errors.Join(err, removeAll(b.fs, name))
 		}
 	}()
-	if err := b.fs.MkdirAll(name, b.mode); err != nil {
+	if err := makeFolder(b.fs, name, b.mode); err != nil {
 		return "", err
 	}
 	if err := makeDirs(b.fs, b.fs.Join(name, newTree)); err != nil {

@@ -41,7 +41,7 @@ func newPrograms(root billy.Filesystem, disk bool) (*programs, error) {
 		mode = 0o711
 	}
 	for _, dir := range []string{storeDir, storeRefs} {
-		if err := root.MkdirAll(dir, mode); err != nil {
+		if err := makeFolder(root, dir, mode); err != nil {
 			return nil, fmt.Errorf("program store: %w", err)
 		}
 	}

@@ -377,11 +377,23 @@ func (p *Provider) release(a *Agent) {
 // the agent's own user.
 func (p *Provider) makeHome(id uuid.UUID) error {
 	name := id.String()
-	if err := p.root.MkdirAll(name, p.passMode()); err != nil {
+	if err := makeFolder(p.root, name, p.passMode()); err != nil {
 		return fmt.Errorf("agent folder: %w", err)
 	}
 	if err := p.root.MkdirAll(p.root.Join(name, stateDir), 0o700); err != nil {
 		return fmt.Errorf("agent folder: %w", err)
+	}
+	return nil
+}
+
+// makeFolder makes a folder with a mode of which a tight umask of the daemon takes nothing: an agent's own
+// user passes through it.
+func makeFolder(fs billy.Filesystem, name string, mode os.FileMode) error {
+	if err := fs.MkdirAll(name, mode); err != nil {
+		return err
+	}
+	if c, ok := fs.(billy.Change); ok {
+		return c.Chmod(name, mode)
 	}
 	return nil
 }
