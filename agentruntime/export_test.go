@@ -2,7 +2,13 @@ package agentruntime
 
 import (
 	"context"
+	"errors"
 	"reflect"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
 
 // KnownKeys are the CONFIG keys.
@@ -35,4 +41,34 @@ func (s *Sessions) Attachments(ctx context.Context, session string) (listed, all
 		all += len(t.messages[0].Attachments())
 	}
 	return listed, all, err
+}
+
+// lost is a stream to a caller that went away, whose context has not ended yet.
+type lost struct {
+	agentv1.AgentRuntime_ChatStreamServer
+	ctx context.Context
+}
+
+func (l lost) Context() context.Context { return l.ctx }
+
+func (lost) Send(*agentv1.ChatStreamEvent) error {
+	return status.Error(codes.Unavailable, "transport is closing")
+}
+
+// PromptLost prompts a session for a caller to whom nothing can be sent, and returns why its turn ended.
+func PromptLost(ctx context.Context, opts Options, session string) (reason string, err error) {
+	svc, err := newService(&opts, context.Background())
+	if err != nil {
+		return "", err
+	}
+	svc.store = startStore(ctx, opts.Root)
+	defer func() { err = errors.Join(err, svc.store.close()) }()
+	if err := svc.ChatStream(&agentv1.ChatStreamRequest{SessionId: session, Prompt: "x"}, lost{ctx: ctx}); err != nil {
+		return "", err
+	}
+	turns, err := svc.store.store.turns(ctx, session, 1, nil)
+	if err != nil || len(turns) == 0 {
+		return "", err
+	}
+	return string(turns[0].reason), nil
 }

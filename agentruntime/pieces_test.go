@@ -2,7 +2,8 @@ package agentruntime_test
 
 // Invariant: while an answer comes, its sentences are in the database, in a number of writes that its
 // length bounds; once it is whole nothing of them is left. Worst inputs: an answer of nothing but very
-// short sentences, or of none; a number that looks like the end of one.
+// short sentences, or of none; a number that looks like the end of one; a whole message that cannot be
+// stored, while its sentences could.
 
 import (
 	"context"
@@ -11,6 +12,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/otters-sh/otters/agentruntime"
 	"github.com/otters-sh/otters/internal/modelserver"
@@ -69,6 +73,34 @@ func TestAnAnswerIsStoredInPiecesUntilItIsWhole(t *testing.T) {
 			}
 			msgs := messages(t, c, "s")
 			if n, _ := a.pieces(); n != 0 || len(msgs) != 2 || !strings.Contains(msgs[1].GetContent(), text) {
+				t.Errorf("%d pieces are left, messages %v", n, msgs)
+			}
+		})
+	}
+}
+
+func TestSentencesStandForAMessageThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	called := modelserver.Answer{Text: "One. Two. Thr", Calls: []modelserver.Call{
+		{ID: "1", Name: "sh", Args: `{"args":["-c","echo out"]}`}, {ID: "2", Name: "sh", Args: `{"args":["-c","echo more"]}`}}}
+	for role, want := range map[string]string{
+		"assistant": `[{"kind":"text","text":"One. Two.","incomplete":true,"reason":"interrupted"}]`,
+		"tool":      `"result":"out\nexit code 0"`,
+	} {
+		t.Run(role, func(t *testing.T) {
+			t.Parallel()
+			a := newAgent(t, "", modelserver.Script(called))
+			c := a.serve()
+			messages(t, c, "s") // the database is there
+			// The message is longer than what was heard of it.
+			a.sql("CREATE TRIGGER no_room BEFORE INSERT ON messages WHEN new.role = '" + role +
+				"' AND (new.body LIKE '%call%' OR new.body LIKE '%more%') BEGIN SELECT RAISE(FAIL, 'no room'); END")
+			err := chat(context.Background(), c, "s", "go")
+			if status.Code(err) != codes.Internal || status.Convert(err).Message() != "sessions cannot be stored: constraint failed: no room (1811)" {
+				t.Errorf("error %v", err)
+			}
+			msgs := messages(t, c, "s")
+			if n, _ := a.pieces(); n != 0 || len(msgs) != 2 || !strings.Contains(msgs[1].GetContent(), want) {
 				t.Errorf("%d pieces are left, messages %v", n, msgs)
 			}
 		})

@@ -142,6 +142,7 @@ type turn struct {
 	answers bool // something was answered
 	pending *step
 	draft   draft
+	failed  bool // the message at hand could not be stored
 }
 
 var _ loop.Recorder = (*turn)(nil)
@@ -169,12 +170,13 @@ func (t *turn) Record(ctx context.Context, m loop.Message) error {
 			t.pending = &message
 			return nil
 		}
-		_, err = t.store.apply(ctx, append(t.take(), message)...)
+		_, err = t.store.apply(ctx, append(t.left(), message)...)
 	}
 	if err != nil {
+		t.failed = true
 		return fmt.Errorf("%w: %w", errRecord, err)
 	}
-	t.draft = draft{}
+	t.pending, t.draft = nil, draft{}
 	return nil
 }
 
@@ -187,16 +189,15 @@ func hasCalls(m loop.Message) bool {
 	return false
 }
 
-// take is what is left to be stored, and goes before.
-func (t *turn) take() (left []step) {
+// left are the steps that are left, and go before.
+func (t *turn) left() (steps []step) {
 	if t.draft.stored > 0 {
-		left = append(left, step{dropPieces, []any{t.id}})
+		steps = append(steps, step{dropPieces, []any{t.id}})
 	}
 	if t.pending != nil {
-		left = append(left, *t.pending)
-		t.pending = nil
+		steps = append(steps, *t.pending)
 	}
-	return left
+	return steps
 }
 
 // finish stores what is left, why the turn ended and what it used.
@@ -204,8 +205,16 @@ func (t *turn) finish(ctx context.Context, out loop.Outcome) error {
 	if t.id == 0 {
 		return nil
 	}
+	if t.failed && t.draft.stored > 0 {
+		// What was heard of the message stands for it.
+		err := t.store.write(ctx, func(tx *sql.Tx) error { return restoreMessage(tx, t.id, int64(t.seq)) })
+		if err != nil {
+			return fmt.Errorf("%w: %w", errRecord, err)
+		}
+		t.draft = draft{}
+	}
 	now := time.Now().Unix()
-	steps := append(t.take(),
+	steps := append(t.left(),
 		step{touchSession, []any{t.session, now}},
 		step{finishTurn, []any{string(out.Reason), now, out.Usage.InputTokens, out.Usage.OutputTokens, t.id}})
 	if t.prompt != 0 && t.answers {

@@ -3,6 +3,7 @@ package agentruntime
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -252,7 +253,11 @@ func storeStatus(ctx context.Context, err error) error {
 // recordStatus is the status of what cannot be read or stored: RESOURCE_EXHAUSTED where there is no
 // room for it.
 func recordStatus(err error) error {
-	text := strings.TrimPrefix(err.Error(), errRecord.Error()+": ")
+	text := err.Error()
+	if _, after, ok := strings.Cut(text, errRecord.Error()+": "); ok {
+		text = after
+	}
+	text, _, _ = strings.Cut(text, "\n") // of several errors the first
 	if full(err) {
 		return status.Error(codes.ResourceExhausted, errRecord.Error()+": the disk is full, or a file is at its size limit; make room: "+text)
 	}
@@ -323,7 +328,8 @@ func (s *service) ChatStream(req *agentv1.ChatStreamRequest, stream agentv1.Agen
 	defer cancel(nil)
 	_, started, err := s.take(ctx, p, func(e loop.Event) {
 		if err := stream.Send(wireEvent(e)); err != nil {
-			cancel(err)
+			// The caller is gone, though its context may end only just after.
+			cancel(fmt.Errorf("%w: %w", context.Canceled, err))
 		}
 	})
 	if errors.Is(err, errRecord) {

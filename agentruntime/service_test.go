@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/otters-sh/otters/agentruntime"
 	"github.com/otters-sh/otters/internal/modelserver"
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
@@ -409,5 +410,13 @@ func TestHealthAndReadyTellWhoServes(t *testing.T) {
 	}
 	if r, err := c.Ready(context.Background(), &agentv1.ReadyRequest{}); err != nil || !r.GetReady() {
 		t.Errorf("ready %v, error %v", r, err)
+	}
+}
+
+func TestACallerThatIsGoneIsNoFaultOfTheModel(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, "", say("ok"))
+	if reason, err := agentruntime.PromptLost(context.Background(), a.opts, "s"); err != nil || reason != "cancelled" {
+		t.Errorf("the turn ended with %q, error %v", reason, err)
 	}
 }
