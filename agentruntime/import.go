@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/status"
@@ -25,11 +24,6 @@ const (
 	// maxSummary bounds the text of a summary, in bytes.
 	maxSummary = 16 << 20
 )
-
-// reasons are why a turn may have ended.
-var reasons = []loop.Reason{
-	loop.Done, loop.MaxIterations, loop.MaxTokens, loop.Timeout, loop.Repeat, loop.Cancelled, loop.Denied, loop.Budget, loop.ModelError, loop.Interrupted,
-}
 
 // ImportOptions say how to import.
 type ImportOptions struct {
@@ -307,7 +301,7 @@ func (im *importer) turn(line []byte) error {
 		return bad("turn %d where turn %d should be", l.Turn, n)
 	case l.Prompt < 1 || l.Prompt > n || l.Prompt < n && im.turns[l.Prompt-1].prompt != l.Prompt:
 		return bad("turn %d answers turn %d, which is no prompt's first", n, l.Prompt)
-	case !slices.Contains(reasons, loop.Reason(l.Reason)):
+	case !loop.Reason(l.Reason).Known():
 		return bad("turn %d: unknown reason %q", n, start(l.Reason, 64))
 	case len(l.Run) > maxHeaderValue:
 		return bad("turn %d: the run's id is longer than %d bytes", n, maxHeaderValue)

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -83,6 +84,9 @@ const (
 	ModelError    Reason = "model_error"
 	Interrupted   Reason = "interrupted"
 )
+
+// Known tells whether r is one of these.
+func (r Reason) Known() bool { return slices.Contains(reasons, r) }
 
 var reasons = []Reason{Done, MaxIterations, MaxTokens, Timeout, Repeat, Cancelled, Denied, Budget, ModelError, Interrupted}
 

@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
-	"slices"
 	"strings"
 	"time"
 )
@@ -297,7 +296,7 @@ func (l *Loop) Run(ctx context.Context, turn Turn) (Outcome, error) {
 func ended(err error) (Reason, error) {
 	var end *EndError
 	switch {
-	case errors.As(err, &end) && slices.Contains(reasons, end.Reason):
+	case errors.As(err, &end) && end.Reason.Known():
 		return end.Reason, err
 	case end != nil:
 		return Interrupted, err
