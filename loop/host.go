@@ -26,7 +26,8 @@ type Store interface {
 type Steerer interface {
 	// Steer returns what was said since it was called last, mostly nothing. It is called from the turn's
 	// goroutine before each request but the first, and when the model is done: what it returns then is
-	// answered in the same turn. Each text becomes a message of the turn, and is recorded.
+	// answered in the same turn, as far as its bounds allow. It returns at once: the turn, and what would
+	// end it, wait for it. Each text becomes a message of the turn, and is recorded.
 	Steer() []string
 }
 
@@ -65,7 +66,7 @@ func (r *run) approve(ctx context.Context, c Call) error {
 	}
 	r.emit(Event{Type: ApprovalRequest, Tool: c.Name, ToolID: c.ID, Content: string(c.Args)})
 	started := r.cfg.Clock.Now()
-	err := r.cfg.Approver.Approve(ctx, c)
+	err := guarded("approver", func() error { return r.cfg.Approver.Approve(ctx, c) })
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -85,8 +86,16 @@ func (r *run) steer(ctx context.Context) (bool, error) {
 	if r.turn.Steerer == nil {
 		return false, nil
 	}
+	var texts []string
+	err := guarded("steerer", func() error {
+		texts = r.turn.Steerer.Steer()
+		return nil
+	})
+	if err != nil {
+		return false, err
+	}
 	said := false
-	for _, text := range r.turn.Steerer.Steer() {
+	for _, text := range texts {
 		if text == "" {
 			continue
 		}
@@ -103,16 +112,29 @@ func (r *run) load(ctx context.Context) error {
 	if r.turn.Store == nil {
 		return nil
 	}
-	history, err := r.turn.Store.History(ctx)
+	err := guarded("store", func() (err error) {
+		r.turn.History, err = r.turn.Store.History(ctx)
+		return err
+	})
 	switch {
 	case err == nil:
-		r.turn.History = history
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case !ends(err):
 		return &EndError{Reason: Interrupted, Err: err}
 	}
 	return err
+}
+
+// guarded makes an error of a panic in what the host brought, which ends the turn in order: its calls are
+// waited for, and its end is told.
+func guarded(who string, f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &EndError{Reason: Interrupted, Err: fmt.Errorf("%s broke: %v", who, p)}
+		}
+	}()
+	return f()
 }
 
 // ends tells whether an error is one that ends the turn.

@@ -3,7 +3,7 @@ package loop_test
 // Invariant: without hooks of its host a loop does all by itself; a call that is not approved does not
 // run, and what is said meanwhile reaches the model in a consistent history. Worst inputs: a denial
 // among calls that are approved; a decision that never comes; a user who never stops talking; a clock
-// that jumps.
+// that jumps; a host that panics.
 
 import (
 	"context"
@@ -22,6 +22,7 @@ import (
 type approver struct {
 	mu    sync.Mutex
 	asked []string
+	clock clock
 }
 
 func (a *approver) Approve(ctx context.Context, c loop.Call) error {
@@ -34,6 +35,7 @@ func (a *approver) Approve(ctx context.Context, c loop.Call) error {
 	case strings.Contains(string(c.Args), "worst"):
 		return loop.End(loop.Denied, "never again")
 	case strings.Contains(string(c.Args), "wait"):
+		a.clock.move(time.Hour)
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -47,21 +49,20 @@ func TestACallThatIsNotApprovedDoesNotRun(t *testing.T) {
 		asked   string
 		results string
 		reason  loop.Reason
-		limit   time.Duration
 	}{
-		"approved": {[]loop.Delta{call(0, "1", "echo", `{"a":1}`), call(1, "2", "echo", `{"b":2}`)}, "1 r1, 2 r1", `{"a":1}, {"b":2}`, loop.Done, 0},
-		"refused":  {[]loop.Delta{call(0, "1", "echo", `{"a":"risky"}`), call(1, "2", "echo", `{}`)}, "1 r1, 2 r1", "not run: the user says no, {}", loop.Done, 0},
+		"approved": {[]loop.Delta{call(0, "1", "echo", `{"a":1}`), call(1, "2", "echo", `{"b":2}`)}, "1 r1, 2 r1", `{"a":1}, {"b":2}`, loop.Done},
+		"refused":  {[]loop.Delta{call(0, "1", "echo", `{"a":"risky"}`), call(1, "2", "echo", `{}`)}, "1 r1, 2 r1", "not run: the user says no, {}", loop.Done},
 		"denied": {[]loop.Delta{call(0, "1", "echo", `{}`), call(1, "2", "echo", `{"a":"worst"}`), call(2, "3", "echo", `{}`)},
-			"1 r1, 2 r1", "{}, not run: never again, not run: the turn ends", loop.Denied, 0},
-		"nothing to ask": {[]loop.Delta{call(0, "1", "nobody", `{}`), call(1, "2", "echo", `{"cut`)}, "", `unknown tool "nobody"; the tools are echo, arguments are no`, loop.Done, 0},
-		"no decision":    {[]loop.Delta{call(0, "1", "echo", `{"a":"wait"}`), call(1, "2", "echo", `{}`)}, "1 r1", "not run: turn took longer", loop.Timeout, 50 * time.Millisecond},
+			"1 r1, 2 r1", "{}, not run: never again, not run: the turn ends", loop.Denied},
+		"nothing to ask": {[]loop.Delta{call(0, "1", "nobody", `{}`), call(1, "2", "echo", `{"cut`)}, "", `unknown tool "nobody"; the tools are echo, arguments are no`, loop.Done},
+		"no decision":    {[]loop.Delta{call(0, "1", "echo", `{"a":"wait"}`), call(1, "2", "echo", `{}`)}, "1 r1", "not run: turn took longer", loop.Timeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var a approver
 			var j journal
 			m := &script{answers: []answerFunc{deltas(append(c.calls, finish(loop.FinishStop))...), say("ok")}}
-			out, _ := take(t, context.Background(), loop.Config{Model: m, Tools: []loop.Tool{echo}, Approver: &a, Timeout: c.limit}, &j)
+			out, _ := take(t, context.Background(), loop.Config{Model: m, Tools: []loop.Tool{echo}, Approver: &a, Clock: &a.clock, Timeout: time.Hour}, &j)
 			if out.Reason != c.reason || strings.Join(a.asked, ", ") != c.asked {
 				t.Errorf("reason %s, asked %q", out.Reason, a.asked)
 			}
@@ -141,17 +142,19 @@ func TestWhatIsSaidMeanwhileReachesTheModel(t *testing.T) {
 		roles string
 		steps int
 		text  string
+		most  int // tokens; an answer has 5
 	}{
-		"nothing":              {steerer{nil, {""}}, "user assistant tool assistant", 2, "done"},
-		"between steps":        {steerer{{"also this", "and that"}, nil}, "user assistant tool user user assistant", 2, "done"},
-		"when it is done":      {steerer{nil, {"one more"}, nil}, "user assistant tool assistant user assistant", 3, "really done"},
-		"without end, bounded": {steerer{{"x"}}, "user assistant tool user assistant user assistant user assistant user assistant", 5, "really done"},
+		"nothing":                {steerer{nil, {""}}, "user assistant tool assistant", 2, "done", 0},
+		"between steps":          {steerer{{"also this", "and that"}, nil}, "user assistant tool user user assistant", 2, "done", 0},
+		"when it is done":        {steerer{nil, {"one more"}, nil}, "user assistant tool assistant user assistant", 3, "really done", 0},
+		"without end, bounded":   {steerer{{"x"}}, "user assistant tool user assistant user assistant user assistant user assistant", 5, "really done", 0},
+		"without end, by tokens": {steerer{{"x"}}, "user assistant tool user assistant user assistant", 3, "really done", 10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var j journal
 			m := &script{answers: slices.Clone(steps)}
-			out, err := loop.New(loop.Config{Model: m, Tools: []loop.Tool{echo}, MaxIterations: 5}).Run(context.Background(), loop.Turn{Prompt: "go", Steerer: &c.said, Recorder: &j})
+			out, err := loop.New(loop.Config{Model: m, Tools: []loop.Tool{echo}, MaxIterations: 5, MaxTurnTokens: c.most}).Run(context.Background(), loop.Turn{Prompt: "go", Steerer: &c.said, Recorder: &j})
 			var roles []string
 			for _, m := range j.recorded {
 				roles = append(roles, string(m.Role))
@@ -161,6 +164,45 @@ func TestWhatIsSaidMeanwhileReachesTheModel(t *testing.T) {
 			}
 			if len(m.requests) != c.steps || len(j.recorded) != len(out.Messages) {
 				t.Errorf("%d requests, %d messages", len(m.requests), len(out.Messages))
+			}
+			checkConsistent(t, out.Messages)
+		})
+	}
+}
+
+// breaking is a host that panics.
+type breaking struct{}
+
+func (breaking) Approve(context.Context, loop.Call) error                { panic("boom") }
+func (breaking) Steer() []string                                         { panic("boom") }
+func (breaking) History(context.Context) ([]loop.Message, error)         { panic("boom") }
+func (breaking) keep(context.Context, loop.Call, string) (string, error) { panic("boom") }
+
+func TestAHostThatPanicsEndsTheTurnInOrder(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		cfg      loop.Config
+		turn     loop.Turn
+		says     string
+		messages int
+	}{
+		"approver": {loop.Config{Approver: breaking{}}, loop.Turn{}, "approver broke: boom", 3},
+		"steerer":  {loop.Config{}, loop.Turn{Steerer: breaking{}}, "steerer broke: boom", 3},
+		"store":    {loop.Config{}, loop.Turn{Store: breaking{}}, "store broke: boom", 1},
+		"keeper":   {loop.Config{Keep: breaking{}.keep, MaxOutput: 2}, loop.Turn{}, "", 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var j journal
+			c.cfg.Model = &script{answers: []answerFunc{deltas(call(0, "1", "echo", `{"a":1}`), finish(loop.FinishStop)), say("ok")}}
+			c.cfg.Tools = []loop.Tool{echo}
+			c.turn.Prompt, c.turn.Recorder, c.turn.Observe = "go", &j, func(e loop.Event) { j.events = append(j.events, e) }
+			out, err := loop.New(c.cfg).Run(context.Background(), c.turn)
+			if got := fmt.Sprint(err); c.says != "" && (!strings.HasSuffix(got, c.says) || out.Reason != loop.Interrupted) || c.says == "" && err != nil {
+				t.Errorf("reason %s, error %v", out.Reason, err)
+			}
+			if len(j.recorded) != c.messages || j.events[len(j.events)-1].Type != loop.TurnFinish {
+				t.Errorf("%d messages, events %s", len(j.recorded), j.types())
 			}
 			checkConsistent(t, out.Messages)
 		})

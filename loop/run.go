@@ -75,7 +75,7 @@ func (r *run) steps(ctx context.Context) (Reason, error) {
 			return ended(err)
 		}
 		over := reason != ""
-		if over && (reason != Done || r.out.Steps >= r.cfg.MaxIterations) {
+		if over && (reason != Done || r.out.Steps >= r.cfg.MaxIterations || r.tokens(Usage{}) >= int64(r.cfg.MaxTurnTokens)) {
 			return reason, nil
 		}
 		said, err := r.steer(ctx)

@@ -97,10 +97,13 @@ func (r *run) bound(ctx context.Context, c Call, text string) string {
 	}
 	where := "the rest is not kept"
 	if r.cfg.Keep != nil {
-		if kept, err := r.cfg.Keep(ctx, c, text); err != nil {
+		var kept string
+		err := guarded("keeper", func() (err error) {
+			kept, err = r.cfg.Keep(ctx, c, text)
+			return err
+		})
+		if where = "all of it is in " + kept; err != nil {
 			where = "the rest could not be kept: " + err.Error()
-		} else {
-			where = "all of it is in " + kept
 		}
 	}
 	text = strings.ToValidUTF8(text, "\uFFFD")
