@@ -8,6 +8,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -50,7 +51,8 @@ func TestOnlyTheServeTokenIsAnswered(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := s.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil {
+			// A call that is over already takes no message, and Recv says why.
+			if err := s.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil && !errors.Is(err, io.EOF) {
 				return err
 			}
 			_, err = s.Recv()
