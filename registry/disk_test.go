@@ -104,6 +104,30 @@ func TestAFolderSyncThatBeganEarlierDoesNotCount(t *testing.T) {
 	}
 }
 
+// A caller that runs again only after the next sync is told all the same that its own failed.
+func TestAFolderSyncThatFailedIsNotMadeGoodByTheNext(t *testing.T) {
+	t.Parallel()
+	d := &failing{}
+	s, err := newFolderSync(t.TempDir(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.fail("folder", false)
+	if err := s.sync(); !errors.Is(err, unix.EIO) {
+		t.Errorf("the sync that failed: %v", err)
+	}
+	d.fail("", false)
+	if err := s.sync(); err != nil {
+		t.Errorf("the next one: %v", err)
+	}
+	if err := s.outcome(1); !errors.Is(err, unix.EIO) {
+		t.Errorf("who waited for the first hears then: %v", err)
+	}
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 type slowDisk struct {
 	realDisk
 	began, end chan struct{}
@@ -115,6 +139,38 @@ func (d *slowDisk) syncFolder(*os.File) error {
 	d.began <- struct{}{}
 	<-d.end
 	return nil
+}
+
+// folders is a disk that notes which folders are synced.
+type folders struct {
+	realDisk
+	synced []string
+}
+
+func (d *folders) syncFolder(f *os.File) error {
+	d.synced = append(d.synced, f.Name())
+	return d.realDisk.syncFolder(f)
+}
+
+// The folders above a new store are there after a loss of power too: of each that was made, the one above
+// it was synced. Worst: several that are missing, and none.
+func TestR11TheFoldersOfANewStoreAreSynced(t *testing.T) {
+	t.Parallel()
+	top := t.TempDir()
+	dir := filepath.Join(top, "a", "b", "c")
+	for _, want := range [][]string{{top, filepath.Join(top, "a"), filepath.Join(top, "a", "b"), dir}, {dir}} {
+		d := &folders{}
+		s, err := Open(dir, Options{disk: d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(d.synced, want) {
+			t.Errorf("synced %q, want %q", d.synced, want)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // failing is a disk on which one kind of step fails with EIO, before or after it was done.

@@ -209,7 +209,8 @@ type folderSync struct {
 	running bool
 	asked   uint64 // calls made
 	synced  uint64 // calls covered by a finished sync
-	err     error  // of that sync
+	failed  uint64 // calls covered when a sync last failed
+	err     error  // of that one
 }
 
 func newFolderSync(path string, d disk) (*folderSync, error) {
@@ -238,10 +239,22 @@ func (s *folderSync) sync() error {
 		s.mu.Unlock()
 		err := s.disk.syncFolder(s.folder)
 		s.mu.Lock()
-		s.running, s.synced, s.err = false, covers, err
+		s.running, s.synced = false, covers
+		if err != nil {
+			s.failed, s.err = covers, err
+		}
 		s.cond.Broadcast()
 	}
-	return s.err
+	return s.outcome(mine)
+}
+
+// outcome is that of a call. The kernel tells an error once and then takes what it lost for synced, so
+// a later sync that succeeds, before the caller runs again, makes nothing good.
+func (s *folderSync) outcome(call uint64) error {
+	if call <= s.failed {
+		return s.err
+	}
+	return nil
 }
 
 func (s *folderSync) close() error { return s.folder.Close() }
