@@ -1,7 +1,6 @@
 package agentruntime
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -134,10 +133,8 @@ func (p *program) Call(ctx context.Context, call loop.Call) (string, error) {
 		Args  []string `json:"args"`
 		Stdin string   `json:"stdin"`
 	}
-	dec := json.NewDecoder(bytes.NewReader(call.Args))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&in); err != nil {
-		return "", fmt.Errorf("arguments: %w; want {\"args\": [\"…\"], \"stdin\": \"…\"}", err)
+	if err := decodeArgs(call, &in); err != nil {
+		return "", fmt.Errorf("%w; want {\"args\": [\"…\"], \"stdin\": \"…\"}", err)
 	}
 	stdout, stderr := &output{keep: p.keep}, &output{keep: p.keep}
 	cmd := exec.Command(p.path, in.Args...)

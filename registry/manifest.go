@@ -80,7 +80,8 @@ type document struct {
 }
 
 // CheckManifest tells what a Store refuses data for, pushed as the manifest or index that desc describes.
-// That what it refers to is there is seen when it is pushed.
+// That what it refers to is there is seen when it is pushed. The error of one that is too large wraps
+// errdef.ErrSizeExceedsLimit.
 func CheckManifest(desc ocispec.Descriptor, data []byte) error {
 	if len(data) > manifestLimit {
 		return fmt.Errorf("manifest of %d bytes, at most %d are allowed: %w", len(data), manifestLimit, errdef.ErrSizeExceedsLimit)
