@@ -3,6 +3,7 @@
 package sandbox_test
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -64,29 +65,51 @@ func judgedAttempts() int {
 		}
 		return nil
 	}
+	// With as much room as an address may take.
+	roomy := func(port int) error {
+		var raw [128]byte
+		binary.NativeEndian.PutUint16(raw[:], unix.AF_INET)
+		binary.BigEndian.PutUint16(raw[2:], uint16(port))
+		copy(raw[4:], []byte{127, 0, 0, 1})
+		return socket(unix.AF_INET, func(fd int) error {
+			if _, _, e := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&raw)), unsafe.Sizeof(raw)); e != 0 {
+				return e
+			}
+			return nil
+		})
+	}
+	// A socket whose connection was refused has a port still, and listens on every address.
+	refused := func(fd int) error {
+		if err := unix.Connect(fd, four(1, serve)); !errors.Is(err, unix.ECONNREFUSED) {
+			return fmt.Errorf("a connection to a closed port: %w", err)
+		}
+		return unix.Listen(fd, 1)
+	}
 	own, other := os.Args[3], os.Args[4]
 	all := map[string]error{
-		"connect":             dial(unix.AF_INET, four(1, connect)),
-		"connect mapped":      dial(unix.AF_INET6, mapped(1, connect)),
-		"another address":     dial(unix.AF_INET, four(2, connect)),
-		"another mapped":      dial(unix.AF_INET6, mapped(2, connect)),
-		"another port":        dial(unix.AF_INET, four(1, connect-1)),
-		"no socket":           unix.Connect(0, four(1, connect)),
-		"no descriptor":       unix.Connect(9999, four(1, connect)),
-		"listen":              listen(four(1, serve)),
-		"listen elsewhere":    listen(four(2, serve)),
-		"listen everywhere":   listen(&unix.SockaddrInet4{Port: serve}),
-		"listen at any":       listen(four(1, 0)),
-		"listen unbound":      socket(unix.AF_INET, func(fd int) error { return unix.Listen(fd, 1) }),
-		"mode":                change(own, mode),
-		"times":               change(own, times),
-		"mode of another's":   change(other, mode),
-		"times of another's":  change(other, times),
-		"owner of another's":  change(other, func(fd int) error { return unix.Fchown(fd, -1, os.Getgid()) }),
-		"attribute":           change(other, func(fd int) error { return unix.Fsetxattr(fd, "user.x", []byte("x"), 0) }),
-		"flags":               change(other, func(fd int) error { return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0) }),
-		"mode of no file":     unix.Fchmod(9999, 0o600),
-		"address of no place": socket(unix.AF_INET, func(fd int) error { _, _, e := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), 1, 16); return e }),
+		"connect":              dial(unix.AF_INET, four(1, connect)),
+		"connect mapped":       dial(unix.AF_INET6, mapped(1, connect)),
+		"connect, roomy":       roomy(connect),
+		"another address":      dial(unix.AF_INET, four(2, connect)),
+		"another mapped":       dial(unix.AF_INET6, mapped(2, connect)),
+		"another port":         dial(unix.AF_INET, four(1, connect-1)),
+		"no socket":            unix.Connect(0, four(1, connect)),
+		"no descriptor":        unix.Connect(9999, four(1, connect)),
+		"listen":               listen(four(1, serve)),
+		"listen after refusal": socket(unix.AF_INET, refused),
+		"listen elsewhere":     listen(four(2, serve)),
+		"listen everywhere":    listen(&unix.SockaddrInet4{Port: serve}),
+		"listen at any":        listen(four(1, 0)),
+		"listen unbound":       socket(unix.AF_INET, func(fd int) error { return unix.Listen(fd, 1) }),
+		"mode":                 change(own, mode),
+		"times":                change(own, times),
+		"mode of another's":    change(other, mode),
+		"times of another's":   change(other, times),
+		"owner of another's":   change(other, func(fd int) error { return unix.Fchown(fd, -1, os.Getgid()) }),
+		"attribute":            change(other, func(fd int) error { return unix.Fsetxattr(fd, "user.x", []byte("x"), 0) }),
+		"flags":                change(other, func(fd int) error { return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0) }),
+		"mode of no file":      unix.Fchmod(9999, 0o600),
+		"address of no place":  socket(unix.AF_INET, func(fd int) error { _, _, e := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), 1, 16); return e }),
 	}
 	said := make(map[string]string)
 	for name, err := range all {
@@ -141,13 +164,13 @@ func TestTheMonitorJudgesWhatAFilterCant(t *testing.T) {
 	spec.Binds = append(spec.Binds, sandbox.Bind{Source: spec.Path, ReadOnly: true})
 	spec.Args = []string{fmt.Sprint(port), fmt.Sprint(serve), own, other}
 	spec.Env = []string{roleVariable + "=judged", "GORACE=atexit_sleep_ms=0"}
-	spec.Ports, spec.Serve = []int{port}, []int{serve}
+	spec.Ports, spec.Serve = []int{port, serve}, []int{serve}
 	got := make(map[string]string)
 	if err := json.Unmarshal([]byte(said(t, l, spec)), &got); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{
-		"connect": "allowed", "connect mapped": "allowed", "listen": "allowed", "mode": "allowed", "times": "allowed",
+		"connect": "allowed", "connect, roomy": "allowed", "connect mapped": "allowed", "listen": "allowed", "mode": "allowed", "times": "allowed",
 		"no socket": "ENOTSOCK", "no descriptor": "EBADF", "mode of no file": "EBADF", "address of no place": "EFAULT",
 	}
 	if w.uid < 0 {
@@ -164,7 +187,7 @@ func TestTheMonitorJudgesWhatAFilterCant(t *testing.T) {
 			t.Errorf("%s: %s", name, g)
 		}
 	}
-	if len(got) != 21 {
+	if len(got) != 23 {
 		t.Errorf("%d attempts", len(got))
 	}
 }

@@ -19,8 +19,9 @@ import (
 // deputy makes calls in place of a program at limited that no filter can judge, because what they are
 // about lies in memory or behind a descriptor: connect(2) and bind(2), of whose addresses Landlock
 // looks at the port alone, listen(2), before which the kernel binds what is not bound, and where the
-// user id is not the program's own the change of a file's mode or times by a descriptor. The kernel holds the caller until it has an answer. What is judged is the deputy's own
-// copy, and what is done is done by the deputy, so nothing can be exchanged in between.
+// user id is not the program's own the change of a file's mode or times by a descriptor. The kernel
+// holds the caller until it has an answer. What is judged is the deputy's own copy, and what is done
+// is done by the deputy, so nothing can be exchanged in between.
 type deputy struct {
 	file *os.File
 	// connects and serves are the ports of 127.0.0.1 that may be connected to and bound.
@@ -29,8 +30,12 @@ type deputy struct {
 	writable []string
 }
 
-// maxCalls bounds the calls that a deputy makes at the same time; more wait.
-const maxCalls = 32
+const (
+	// maxCalls bounds the calls that a deputy makes at the same time; more wait.
+	maxCalls = 32
+	// maxAddress is the size of struct sockaddr_storage, the most that the kernel takes.
+	maxAddress = 128
+)
 
 // loopback is the only address that a program at limited may connect to or bind.
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -168,10 +173,11 @@ func (d *deputy) carryOut(rc syscall.RawConn, n *notification) error {
 	var memory []byte
 	switch n.nr {
 	case unix.SYS_CONNECT, unix.SYS_BIND:
-		if n.args[2] > unix.SizeofSockaddrAny {
+		size := int(int32(n.args[2]))
+		if size < 0 || size > maxAddress {
 			return unix.EINVAL
 		}
-		memory, err = read(int(n.pid), n.args[1], int(n.args[2]))
+		memory, err = read(int(n.pid), n.args[1], size)
 	case unix.SYS_UTIMENSAT:
 		if n.args[2] != 0 {
 			memory, err = read(int(n.pid), n.args[2], int(unsafe.Sizeof([2]unix.Timespec{})))
@@ -193,7 +199,8 @@ func (d *deputy) carryOut(rc syscall.RawConn, n *notification) error {
 		if err != nil {
 			return err
 		}
-		if port(sa) <= 0 {
+		// A socket whose connection failed still tells the port that it had, and is bound no more.
+		if !permitted(addrPort(sa), d.serves) {
 			return unix.EACCES
 		}
 		return unix.Listen(fd, int(int32(n.args[1])))
@@ -246,25 +253,30 @@ func (d *deputy) with(address []byte, ports []int, call func(unix.Sockaddr) erro
 	default:
 		return unix.EACCES
 	}
-	port := int(binary.BigEndian.Uint16(address[2:4]))
-	if to.Unmap() != loopback || !slices.Contains(ports, port) {
+	port := binary.BigEndian.Uint16(address[2:4])
+	if !permitted(netip.AddrPortFrom(to, port), ports) {
 		return unix.EACCES
 	}
 	if to.Is4() {
-		return call(&unix.SockaddrInet4{Addr: loopback.As4(), Port: port})
+		return call(&unix.SockaddrInet4{Addr: loopback.As4(), Port: int(port)})
 	}
-	return call(&unix.SockaddrInet6{Addr: loopback.As16(), Port: port})
+	return call(&unix.SockaddrInet6{Addr: loopback.As16(), Port: int(port)})
 }
 
-// port is that of a socket's address, 0 where it is not bound and -1 where it has none.
-func port(sa unix.Sockaddr) int {
+// permitted tells whether an address is the loopback and one of ports.
+func permitted(at netip.AddrPort, ports []int) bool {
+	return at.Addr().Unmap() == loopback && slices.Contains(ports, int(at.Port()))
+}
+
+// addrPort is the address of a socket; invalid where it is of another kind.
+func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	switch sa := sa.(type) {
 	case *unix.SockaddrInet4:
-		return sa.Port
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
 	case *unix.SockaddrInet6:
-		return sa.Port
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
 	}
-	return -1
+	return netip.AddrPort{}
 }
 
 // mayChange tells whether a file lies where the program may write. It can't bring one there that it
