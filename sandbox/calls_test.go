@@ -46,7 +46,6 @@ func socket(domain, kind, proto int) func() error {
 	}
 }
 
-// attempts are what the role "attempts" tries, the host's address outside to dial in its argument.
 // onSocket does something with a TCP socket of its own.
 func onSocket(do func(fd int) error) func() error {
 	return func() error {
@@ -59,6 +58,7 @@ func onSocket(do func(fd int) error) func() error {
 	}
 }
 
+// attempts are what the role "attempts" tries, the host's address outside to dial in its argument.
 func attempts(outside string) []attempt {
 	return []attempt{
 		{"tcp socket", socket(unix.AF_INET, unix.SOCK_STREAM, 0)},
@@ -96,6 +96,12 @@ func attempts(outside string) []attempt {
 			addr := netip.MustParseAddrPort(outside)
 			return unix.Sendto(fd, []byte("x"), unix.MSG_FASTOPEN, &unix.SockaddrInet4{Addr: addr.Addr().As4(), Port: int(addr.Port())})
 		})},
+		{"socket to a device", onSocket(func(fd int) error { return unix.BindToDevice(fd, "lo") })},
+		{"socket to a device's number", onSocket(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, 1) })},
+		{"options of IP", onSocket(func(fd int) error {
+			return unix.SetsockoptString(fd, unix.IPPROTO_IP, unix.IP_OPTIONS, "\x01\x01\x01\x01")
+		})},
+		{"another option", onSocket(func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) })},
 		{"getpid", call(unix.SYS_GETPID)},
 		{"unshare user", call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER)},
 		{"clone user", call(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD))},
@@ -198,7 +204,7 @@ func TestCallsAreFiltered(t *testing.T) {
 			t.Fatalf("%q", out)
 		}
 		want := map[string]string{
-			"chmod by descriptor": "allowed", "own limits": "allowed",
+			"chmod by descriptor": "allowed", "own limits": "allowed", "another option": "allowed",
 			"tcp socket": "allowed", "socket pair": "allowed", "getpid": "allowed",
 			"netlink socket": "EAFNOSUPPORT", "packet socket": "EAFNOSUPPORT", "vsock socket": "EAFNOSUPPORT",
 			"clone3": "ENOSYS", "TIOCSTI": "EPERM",
@@ -207,6 +213,7 @@ func TestCallsAreFiltered(t *testing.T) {
 		}
 		if level == sandbox.Strict {
 			for name, result := range map[string]string{
+				"socket to a device": "allowed", "socket to a device's number": "allowed", "options of IP": "allowed",
 				"chmod by path": "allowed", "times by path": "allowed", "another's limits": "EPERM", "shared memory": "allowed",
 				"udp socket": "allowed", "unix socket": "allowed", "raw socket": "EPERM", "mptcp socket": "EPROTONOSUPPORT",
 				"dial outside": "ECONNREFUSED", "listen": "allowed", "listen unbound": "allowed", "connect by sending": "ECONNREFUSED", "setuid root outside": "EINVAL",

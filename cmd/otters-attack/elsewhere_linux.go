@@ -48,6 +48,9 @@ func elsewhereAttacks() []attack {
 			}
 			return heard(fd, nil, t, false)
 		}),
+		on("gateway-device", "connect to the gateway's address by a device that leads elsewhere", func(_ targets, own, _ netip.AddrPort) result {
+			return deviceAround(own)
+		}),
 		on("gateway-race", "exchange the address while connecting to the gateway", raceAddress),
 		on("gateway-filter", "have its own filter of system calls let a refused address through", filterAround),
 	}
@@ -60,6 +63,39 @@ func inet4(a netip.AddrPort) unix.Sockaddr {
 func dialOther(t targets, other netip.AddrPort) result {
 	fd, err := dial(unix.SOCK_STREAM, 0, other.String())
 	return heard(fd, err, t, false)
+}
+
+// deviceAround connects by each device of the host, and looks whether what it sends would go out by one.
+// Nothing is sent: the connection is put off until something is written.
+func deviceAround(own netip.AddrPort) result {
+	const devices = 32
+	last := denied("no device but the loopback")
+	for index := 2; index <= devices; index++ {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return denied("socket: %v", err)
+		}
+		err = errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_FASTOPEN_CONNECT, 1), unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_FASTOPEN_NO_COOKIE, 1))
+		if err == nil {
+			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, index)
+		}
+		if err == nil {
+			err = unix.Connect(fd, inet4(own))
+		}
+		var from unix.Sockaddr
+		if err == nil {
+			from, err = unix.Getsockname(fd)
+		}
+		_ = unix.Close(fd)
+		if err != nil {
+			last = denied("device %d: %v", index, err)
+			continue
+		}
+		if sa, ok := from.(*unix.SockaddrInet4); ok && !netip.AddrFrom4(sa.Addr).IsLoopback() {
+			return won("would send from %s by device %d", netip.AddrFrom4(sa.Addr), index)
+		}
+	}
+	return last
 }
 
 // raceAddress connects again and again, while another thread writes one address and the other.

@@ -190,6 +190,12 @@ var sends = []struct {
 	arg uint32
 }{{unix.SYS_SENDTO, 3}, {unix.SYS_SENDMSG, 2}, {unix.SYS_SENDMMSG, 3}}
 
+// waysAround are options of a socket, with their level, by which what is sent to 127.0.0.1 leaves the
+// host: a device to send by, and options of IP, a route among them.
+var waysAround = []struct{ level, name uint32 }{
+	{unix.SOL_SOCKET, unix.SO_BINDTODEVICE}, {unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX}, {unix.IPPROTO_IP, unix.IP_OPTIONS},
+}
+
 // limited compiles what level limited refuses beside; the number is loaded.
 func (a *assembler) limited(r rules) {
 	switch {
@@ -235,6 +241,15 @@ func (a *assembler) limited(r rules) {
 			b.refuse(unix.EOPNOTSUPP)
 		})
 	}
+	a.call(unix.SYS_SETSOCKOPT, func(b *assembler) {
+		for _, o := range waysAround {
+			b.load(seccompArgs + 8)
+			b.unless(o.level, 3)
+			b.load(seccompArgs + 16)
+			b.unless(o.name, 1)
+			b.refuse(unix.EPERM)
+		}
+	})
 	a.call(unix.SYS_UTIMENSAT, func(b *assembler) {
 		// Without a path it is about a descriptor. Both words of the pointer are looked at.
 		b.load(seccompArgs + 8)
