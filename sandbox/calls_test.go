@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -98,6 +99,14 @@ func attempts(outside string) []attempt {
 		})},
 		{"socket to a device", onSocket(func(fd int) error { return unix.BindToDevice(fd, "lo") })},
 		{"socket to a device's number", onSocket(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, 1) })},
+		{"the first device's name", onSocket(func(fd int) error {
+			req := [40]byte{16: 1}
+			return call(unix.SYS_IOCTL, uintptr(fd), unix.SIOCGIFNAME, uintptr(unsafe.Pointer(&req)))()
+		})},
+		{"a question to a socket", onSocket(func(fd int) error {
+			_, err := unix.IoctlGetInt(fd, unix.SIOCGPGRP)
+			return err
+		})},
 		{"options of IP", onSocket(func(fd int) error {
 			return unix.SetsockoptString(fd, unix.IPPROTO_IP, unix.IP_OPTIONS, "\x01\x01\x01\x01")
 		})},
@@ -204,7 +213,7 @@ func TestCallsAreFiltered(t *testing.T) {
 			t.Fatalf("%q", out)
 		}
 		want := map[string]string{
-			"chmod by descriptor": "allowed", "own limits": "allowed", "another option": "allowed",
+			"chmod by descriptor": "allowed", "own limits": "allowed", "another option": "allowed", "a question to a socket": "allowed",
 			"tcp socket": "allowed", "socket pair": "allowed", "getpid": "allowed",
 			"netlink socket": "EAFNOSUPPORT", "packet socket": "EAFNOSUPPORT", "vsock socket": "EAFNOSUPPORT",
 			"clone3": "ENOSYS", "TIOCSTI": "EPERM",
@@ -213,7 +222,7 @@ func TestCallsAreFiltered(t *testing.T) {
 		}
 		if level == sandbox.Strict {
 			for name, result := range map[string]string{
-				"socket to a device": "allowed", "socket to a device's number": "allowed", "options of IP": "allowed",
+				"the first device's name": "allowed", "socket to a device": "allowed", "socket to a device's number": "allowed", "options of IP": "allowed",
 				"chmod by path": "allowed", "times by path": "allowed", "another's limits": "EPERM", "shared memory": "allowed",
 				"udp socket": "allowed", "unix socket": "allowed", "raw socket": "EPERM", "mptcp socket": "EPROTONOSUPPORT",
 				"dial outside": "ECONNREFUSED", "listen": "allowed", "listen unbound": "allowed", "connect by sending": "ECONNREFUSED", "setuid root outside": "EINVAL",

@@ -72,11 +72,22 @@ func bindAttacks() []attack {
 			if t["ns.net"] != "" && ownNamespace("net", t["ns.net"]) {
 				return denied("is in a network namespace of its own")
 			}
-			b, err := os.ReadFile("/proc/self/net/dev")
-			return verdict(err, "read %d bytes of /proc/self/net/dev", len(b))
+			if b, err := os.ReadFile("/proc/self/net/dev"); err == nil {
+				return won("read %d bytes of /proc/self/net/dev", len(b))
+			}
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return denied("socket: %v", err)
+			}
+			defer unix.Close(fd)
+			const first = 1
+			var req [40]byte
+			binary.NativeEndian.PutUint32(req[unix.IFNAMSIZ:], first)
+			_, err = call(unix.SYS_IOCTL, uintptr(fd), unix.SIOCGIFNAME, uintptr(unsafe.Pointer(&req[0])))
+			return verdict(err, "the first is %s", unix.ByteSliceToString(req[:unix.IFNAMSIZ]))
 		}},
 		{id: "interface-down", name: "switch an interface off", covers: "N1", twin: "pipe", run: func(targets) result {
-			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				return denied("socket: %v", err)
 			}
@@ -95,7 +106,7 @@ func bindAttacks() []attack {
 
 // nodevIsNoRight asks again for the loopback, with the flags that it has.
 func nodevIsNoRight() result {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return denied("socket: %v", err)
 	}

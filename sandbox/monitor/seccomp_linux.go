@@ -26,10 +26,14 @@ const (
 		unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 	ioctlTIOCSTI   = 0x5412
 	ioctlTIOCLINUX = 0x541c
-	sockTypeMask   = 0xf
-	protoMPTCP     = 262
-	fsSetXAttr     = 0x401c5820 // FS_IOC_FSSETXATTR
-	ioprioUser     = 3          // IOPRIO_WHO_USER
+	// The numbers of what is asked of a socket, 0x8900 to 0x89ff, of which the first 16 are its own.
+	ioctlSockets = 0xffffff00
+	ioctlSocket  = 0x8900
+	ioctlDevices = 0xf0
+	sockTypeMask = 0xf
+	protoMPTCP   = 262
+	fsSetXAttr   = 0x401c5820 // FS_IOC_FSSETXATTR
+	ioprioUser   = 3          // IOPRIO_WHO_USER
 )
 
 // deniedCalls are refused with EPERM at every level but off: what changes the host or the
@@ -172,6 +176,15 @@ func filter(r rules) []unix.SockFilter {
 				b.unless(attribute, 1)
 				b.refuse(unix.EPERM)
 			}
+		}
+		if r.limited {
+			// From 0x8910 on they are about the host's devices, addresses and neighbours.
+			b.and(ioctlSockets)
+			b.unless(ioctlSocket, 4)
+			b.load(seccompArgs + 8)
+			b.and(ioctlDevices)
+			b.when(0, 1)
+			b.refuse(unix.EPERM)
 		}
 	})
 	a.call(unix.SYS_SOCKET, func(b *assembler) { sockets(b, r.limited) })
