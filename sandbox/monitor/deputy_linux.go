@@ -170,25 +170,38 @@ func (d *deputy) carryOut(rc syscall.RawConn, n *notification) error {
 	}
 	defer unix.Close(fd)
 	// Read before it is known to be the caller's memory still, and its descriptor.
-	var memory []byte
-	switch n.nr {
-	case unix.SYS_CONNECT, unix.SYS_BIND:
-		size := int(int32(n.args[2]))
-		if size < 0 || size > maxAddress {
-			return unix.EINVAL
-		}
-		memory, err = read(int(n.pid), n.args[1], size)
-	case unix.SYS_UTIMENSAT:
-		if n.args[2] != 0 {
-			memory, err = read(int(n.pid), n.args[2], int(unsafe.Sizeof([2]unix.Timespec{})))
-		}
-	}
+	memory, err := n.memory()
 	if err != nil {
-		return unix.EFAULT
+		return err
 	}
 	if err := control(rc, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&n.id)); err != nil {
 		return unix.EACCES
 	}
+	return d.make(n, fd, memory)
+}
+
+// memory is a copy of what the arguments of a call point to.
+func (n *notification) memory() (b []byte, err error) {
+	switch n.nr {
+	case unix.SYS_CONNECT, unix.SYS_BIND:
+		size := int(int32(n.args[2]))
+		if size < 0 || size > maxAddress {
+			return nil, unix.EINVAL
+		}
+		b, err = read(int(n.pid), n.args[1], size)
+	case unix.SYS_UTIMENSAT:
+		if n.args[2] != 0 {
+			b, err = read(int(n.pid), n.args[2], int(unsafe.Sizeof([2]unix.Timespec{})))
+		}
+	}
+	if err != nil {
+		return nil, unix.EFAULT
+	}
+	return b, nil
+}
+
+// make makes a call, where it may be made, with copies of the caller's descriptor and memory.
+func (d *deputy) make(n *notification, fd int, memory []byte) error {
 	switch n.nr {
 	case unix.SYS_CONNECT:
 		return d.with(memory, d.connects, func(sa unix.Sockaddr) error { return unix.Connect(fd, sa) })

@@ -165,28 +165,7 @@ func filter(r rules) []unix.SockFilter {
 		b.when(0, 1)
 		b.refuse(unix.EPERM)
 	})
-	a.call(unix.SYS_IOCTL, func(b *assembler) {
-		b.load(seccompArgs + 8)
-		b.unless(ioctlTIOCSTI, 1)
-		b.refuse(unix.EPERM)
-		b.unless(ioctlTIOCLINUX, 1)
-		b.refuse(unix.EPERM)
-		if r.shared {
-			for _, attribute := range []uint32{unix.FS_IOC_SETFLAGS, fsSetXAttr, unix.FS_IOC_ENABLE_VERITY} {
-				b.unless(attribute, 1)
-				b.refuse(unix.EPERM)
-			}
-		}
-		if r.limited {
-			// From 0x8910 on they are about the host's devices, addresses and neighbours.
-			b.and(ioctlSockets)
-			b.unless(ioctlSocket, 4)
-			b.load(seccompArgs + 8)
-			b.and(ioctlDevices)
-			b.when(0, 1)
-			b.refuse(unix.EPERM)
-		}
-	})
+	a.call(unix.SYS_IOCTL, func(b *assembler) { ioctls(b, r) })
 	a.call(unix.SYS_SOCKET, func(b *assembler) { sockets(b, r.limited) })
 	a.call(unix.SYS_SOCKETPAIR, func(b *assembler) {
 		b.load(seccompArgs)
@@ -254,15 +233,7 @@ func (a *assembler) limited(r rules) {
 			b.refuse(unix.EOPNOTSUPP)
 		})
 	}
-	a.call(unix.SYS_SETSOCKOPT, func(b *assembler) {
-		for _, o := range waysAround {
-			b.load(seccompArgs + 8)
-			b.unless(o.level, 3)
-			b.load(seccompArgs + 16)
-			b.unless(o.name, 1)
-			b.refuse(unix.EPERM)
-		}
-	})
+	a.call(unix.SYS_SETSOCKOPT, socketOptions)
 	a.call(unix.SYS_UTIMENSAT, func(b *assembler) {
 		// Without a path it is about a descriptor. Both words of the pointer are looked at.
 		b.load(seccompArgs + 8)
@@ -275,6 +246,39 @@ func (a *assembler) limited(r rules) {
 			b.ret(unix.SECCOMP_RET_USER_NOTIF)
 		}
 	})
+}
+
+func ioctls(b *assembler, r rules) {
+	b.load(seccompArgs + 8)
+	b.unless(ioctlTIOCSTI, 1)
+	b.refuse(unix.EPERM)
+	b.unless(ioctlTIOCLINUX, 1)
+	b.refuse(unix.EPERM)
+	if r.shared {
+		for _, attribute := range []uint32{unix.FS_IOC_SETFLAGS, fsSetXAttr, unix.FS_IOC_ENABLE_VERITY} {
+			b.unless(attribute, 1)
+			b.refuse(unix.EPERM)
+		}
+	}
+	if r.limited {
+		// From 0x8910 on they are about the host's devices, addresses and neighbours.
+		b.and(ioctlSockets)
+		b.unless(ioctlSocket, 4)
+		b.load(seccompArgs + 8)
+		b.and(ioctlDevices)
+		b.when(0, 1)
+		b.refuse(unix.EPERM)
+	}
+}
+
+func socketOptions(b *assembler) {
+	for _, o := range waysAround {
+		b.load(seccompArgs + 8)
+		b.unless(o.level, 3)
+		b.load(seccompArgs + 16)
+		b.unless(o.name, 1)
+		b.refuse(unix.EPERM)
+	}
 }
 
 func sockets(b *assembler, limited bool) {
