@@ -77,10 +77,44 @@ func weigh(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
 	for _, p := range all {
 		pss += memory(t, p.MonitorPID(), "smaps_rollup", "Pss:")
 		anon += memory(t, p.MonitorPID(), "smaps_rollup", "Pss_Anon:")
+		smallHeap(t, p.MonitorPID())
 	}
 	t.Logf("mean of %d monitors: %d KiB PSS, of which %d KiB anonymous", many, pss/many, anon/many)
 	if pss/many > 2<<10 {
 		t.Errorf("PSS of %d KiB", pss/many)
+	}
+}
+
+// smallHeap checks that the heap of the process can have no huge pages, whatever the host does with the memory
+// of who doesn't say: its first touch would take 2 MiB. A Go heap is what is mapped by 4 MiB.
+func smallHeap(t *testing.T, pid int) {
+	t.Helper()
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		return // nothing is ever huge, and no mapping is marked
+	}
+	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	mapping, size, marked := "", 0, 0
+	for s := bufio.NewScanner(f); s.Scan(); {
+		fields := strings.Fields(s.Text())
+		switch {
+		case fields[0] == "Size:":
+			size, _ = strconv.Atoi(fields[1])
+		case fields[0] != "VmFlags:":
+			if !strings.HasSuffix(fields[0], ":") {
+				mapping = s.Text()
+			}
+		case slices.Contains(fields, "nh"):
+			marked++
+		case size >= 4<<10 && slices.Contains(fields, "wr"):
+			t.Errorf("%s: %d KiB that may be huge pages", mapping, size)
+		}
+	}
+	if marked == 0 {
+		t.Error("the heap is not kept from having huge pages")
 	}
 }
 
