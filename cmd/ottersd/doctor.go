@@ -188,6 +188,19 @@ func programCheck(name, path string, err error) check {
 	return c
 }
 
+// limitCells are the cells of the limits, as many at every level: a row with fewer would end the columns. lack is why
+// the first that can't be had can't.
+func (l level) limitCells() (cells, lack string) {
+	if !l.Supported {
+		return "n/a\tn/a\tn/a", ""
+	}
+	var by []string
+	for _, limit := range l.Limits {
+		by, lack = append(by, cmp.Or(limit.By, "-")), cmp.Or(lack, limit.Lacks)
+	}
+	return strings.Join(by, "\t"), lack
+}
+
 func (d *diagnosis) print(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "CHECK\tSTATE\tFOUND\tNEEDED FOR")
@@ -203,15 +216,9 @@ func (d *diagnosis) print(w io.Writer) error {
 	var lacks strings.Builder
 	var missing string
 	for _, l := range d.Levels {
-		fmt.Fprintf(tw, "%s\t%t", l.Level, l.Supported)
-		for _, limit := range l.Limits {
-			by := limit.By
-			if by == "" {
-				by, missing = "-", cmp.Or(missing, limit.Lacks)
-			}
-			fmt.Fprintf(tw, "\t%s", by)
-		}
-		fmt.Fprintln(tw)
+		limits, lack := l.limitCells()
+		missing = cmp.Or(missing, lack)
+		fmt.Fprintf(tw, "%s\t%t\t%s\n", l.Level, l.Supported, limits)
 		if l.Lacks != "" {
 			fmt.Fprintf(&lacks, "\n%s\n", l.Lacks)
 		}

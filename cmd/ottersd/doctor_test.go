@@ -72,3 +72,36 @@ func TestDoctorTellsWhyALevelCanNotBeHad(t *testing.T) {
 		})
 	}
 }
+
+// Invariant: the table of levels has the same columns in every row, whichever level can't be had. Worst inputs: the
+// one in the middle, all of them, one whose limits have long names.
+func TestDoctorsLevelsHaveTheSameColumns(t *testing.T) {
+	t.Parallel()
+	limits := []limit{{Name: "memory", By: "rlimit of address space"}, {Name: "cpus", Lacks: "nothing"}, {Name: "pids", By: "cgroup v2"}}
+	has, lacks := level{Supported: true, Limits: limits}, level{Lacks: "too old"}
+	for name, levels := range map[string][3]level{
+		"all": {has, has, has}, "none": {lacks, lacks, lacks}, "but for the middle": {has, lacks, has}, "the middle": {lacks, has, lacks},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := diagnosis{Levels: levels[:]}
+			for i, l := range []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict} {
+				levels[i].Level = l
+			}
+			var out bytes.Buffer
+			if err := d.print(&out); err != nil {
+				t.Fatal(err)
+			}
+			_, table, _ := strings.Cut(out.String(), "\n\n")
+			rows := strings.Split(table, "\n")[:4]
+			for _, title := range []string{"SUPPORTED", "MEMORY", "CPUS", "PIDS"} {
+				at := strings.Index(rows[0], title)
+				for _, row := range rows[1:] {
+					if len(row) <= at || row[at] == ' ' || row[at-1] != ' ' {
+						t.Errorf("no cell below %s in %q of\n%s", title, row, table)
+					}
+				}
+			}
+		})
+	}
+}
