@@ -118,3 +118,30 @@ func TestTheEndOfASentence(t *testing.T) {
 		}
 	}
 }
+
+// A turn whose end could not be stored is ended at the next start. By then its prompt may have a newer
+// answer, which the session goes on with.
+func TestAnEndThatCouldNotBeStoredTakesNoNewerAnswersPlace(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, "", modelserver.Script(modelserver.Answer{Text: "One."}, modelserver.Answer{Text: "Two."}))
+	c := a.serve()
+	messages(t, c, "s") // the database is there
+	a.sql("CREATE TRIGGER no_room BEFORE UPDATE OF reason ON turns BEGIN SELECT RAISE(FAIL, 'no room'); END")
+	if err := chat(context.Background(), c, "s", "go"); status.Code(err) != codes.Internal {
+		t.Errorf("error %v", err)
+	}
+	if n, _ := a.pieces(); n != 1 {
+		t.Errorf("%d pieces are left, want 1", n)
+	}
+	a.sql("DROP TRIGGER no_room")
+	if _, err := again(c, "s"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	msgs := messages(t, a.serve(), "s")
+	if len(msgs) != 2 || msgs[1].GetActiveBranch() != 1 || !strings.Contains(msgs[1].GetContent(), "Two.") || !strings.Contains(msgs[1].GetBranchesJson(), "One.") {
+		t.Errorf("messages %v", msgs)
+	}
+}

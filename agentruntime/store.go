@@ -247,13 +247,15 @@ func (s *store) prepare(ctx context.Context) error {
 }
 
 // interrupt marks the turns that nobody runs any more. As with one that is cancelled, an answer that has
-// begun is the active one of its prompt.
+// begun is the active one of its prompt, unless a newer one is: the end of a turn may also have found no
+// room, and the runtime gone on.
 func (s *store) interrupt(tx *sql.Tx) error {
 	if err := restore(tx); err != nil {
 		return err
 	}
 	const begun = `SELECT max(id) FROM turns t WHERE reason = '' AND EXISTS
-		(SELECT 1 FROM messages m WHERE m.turn = t.id AND m.role = 'assistant') GROUP BY prompt`
+		(SELECT 1 FROM messages m WHERE m.turn = t.id AND m.role = 'assistant') AND NOT EXISTS
+		(SELECT 1 FROM turns n WHERE n.session = t.session AND n.prompt = t.prompt AND n.active AND n.id > t.id) GROUP BY prompt`
 	_, err := tx.Exec(`UPDATE turns SET active = id IN (` + begun + `) WHERE prompt IN (SELECT prompt FROM turns WHERE id IN (` + begun + `))`)
 	if err != nil {
 		return err
