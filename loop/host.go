@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -72,7 +73,7 @@ func (r *run) approve(ctx context.Context, c Call) error {
 	}
 	told := Event{Type: ApprovalResult, Tool: c.Name, ToolID: c.ID, Content: "approved", Failed: err != nil, Duration: r.since(started)}
 	if err != nil {
-		told.Content = err.Error()
+		told.Content = strings.ToValidUTF8(err.Error(), "\uFFFD")
 	}
 	r.emit(told)
 	if err != nil {
@@ -100,7 +101,7 @@ func (r *run) steer(ctx context.Context) (bool, error) {
 			continue
 		}
 		said = true
-		if err := r.add(ctx, UserMessage(text)); err != nil {
+		if err := r.add(ctx, UserMessage(strings.ToValidUTF8(text, "\uFFFD"))); err != nil {
 			return false, err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/otters-sh/otters/loop"
 )
@@ -32,6 +33,8 @@ func (a *approver) Approve(ctx context.Context, c loop.Call) error {
 	switch {
 	case strings.Contains(string(c.Args), "risky"):
 		return errors.New("the user says no")
+	case strings.Contains(string(c.Args), "odd"):
+		return errors.New("no\xff")
 	case strings.Contains(string(c.Args), "worst"):
 		return loop.End(loop.Denied, "never again")
 	case strings.Contains(string(c.Args), "wait"):
@@ -52,6 +55,7 @@ func TestACallThatIsNotApprovedDoesNotRun(t *testing.T) {
 	}{
 		"approved": {[]loop.Delta{call(0, "1", "echo", `{"a":1}`), call(1, "2", "echo", `{"b":2}`)}, "1 r1, 2 r1", `{"a":1}, {"b":2}`, loop.Done},
 		"refused":  {[]loop.Delta{call(0, "1", "echo", `{"a":"risky"}`), call(1, "2", "echo", `{}`)}, "1 r1, 2 r1", "not run: the user says no, {}", loop.Done},
+		"oddly":    {[]loop.Delta{call(0, "1", "echo", `{"a":"odd"}`)}, "1 r1", "not run: no\uFFFD", loop.Done},
 		"denied": {[]loop.Delta{call(0, "1", "echo", `{}`), call(1, "2", "echo", `{"a":"worst"}`), call(2, "3", "echo", `{}`)},
 			"1 r1, 2 r1", "{}, not run: never again, not run: the turn ends", loop.Denied},
 		"nothing to ask": {[]loop.Delta{call(0, "1", "nobody", `{}`), call(1, "2", "echo", `{"cut`)}, "", `unknown tool "nobody"; the tools are echo, arguments are no`, loop.Done},
@@ -76,7 +80,7 @@ func TestACallThatIsNotApprovedDoesNotRun(t *testing.T) {
 					requests++
 				case loop.ApprovalResult:
 					decisions++
-					if e.Failed == (e.Content == "approved") || e.ToolID == "" {
+					if e.Failed == (e.Content == "approved") || e.ToolID == "" || !utf8.ValidString(e.Content) {
 						t.Errorf("decision %+v", e)
 					}
 				}
