@@ -247,6 +247,26 @@ func TestAMonitorThatComesLaterConfinesAsOneThatWasThere(t *testing.T) {
 	}
 }
 
+// A trial of strict that found no room is made again: a host that lacks the level does not refuse every
+// agent for good. The monitor here is none, as on such a host.
+func TestALevelThatCouldNotBeTriedIsTriedAgain(t *testing.T) {
+	dir := host(t)
+	none := filepath.Join(dir, "monitor")
+	if err := os.WriteFile(none, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := provider(t, dir, plain, system.WithMonitor(none), system.WithSandbox(""))
+	room := t.TempDir()
+	t.Setenv("TMPDIR", filepath.Join(room, "missing"))
+	if got := p.Features().Level; got != string(sandbox.Strict) {
+		t.Errorf("without room for a trial agents would run at %s", got)
+	}
+	t.Setenv("TMPDIR", room)
+	if got := p.Features().Level; got == string(sandbox.Strict) {
+		t.Errorf("with room they are to run at %s still", got)
+	}
+}
+
 // An agent that was made at one level runs at another, with the paths of that one.
 func TestAnAgentMovesBetweenLevels(t *testing.T) {
 	t.Parallel()

@@ -58,10 +58,6 @@ type Provider struct {
 	sealKey           []byte
 	logger            *slog.Logger
 
-	// levelOnce finds the strongest level of the host, where none was asked for by name.
-	levelOnce sync.Once
-	found     sandbox.Level
-
 	registryOnce sync.Once
 	registry     executor.Registry
 
@@ -191,14 +187,14 @@ func (p *Provider) sandboxLevel(monitored bool) sandbox.Level {
 	return level
 }
 
-// strongest is the strongest level of the host, found once; off beside an error.
+// strongest is the strongest level of the host; off beside an error. The launcher keeps what its trials
+// came to, and makes those again that came to nothing.
 func (p *Provider) strongest() (sandbox.Level, error) {
 	l, err := p.launch()
 	if err != nil {
 		return sandbox.Off, err
 	}
-	p.levelOnce.Do(func() { p.found = l.Strongest() })
-	return p.found, nil
+	return l.Strongest(), nil
 }
 
 // Features tells what confines the agents of this Provider that name no level of their own, as the host
