@@ -37,7 +37,8 @@ func TestAFloodWhileNoDaemonRunsIsBoundedAndGoesOn(t *testing.T) {
 	if err := os.Chmod(fifo, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	text := fmt.Sprintf("#!/bin/sh\nread x <%s\ni=0; while [ $i -lt %d ]; do i=$((i+1)); echo $i; echo $i >&2; done\nexit 3\n", fifo, lines)
+	// It floods when it is let, and ends when it is let: with a full log it would not be waited for long.
+	text := fmt.Sprintf("#!/bin/sh\nread x <%[1]s\ni=0; while [ $i -lt %[2]d ]; do i=$((i+1)); echo $i; echo $i >&2; done\nread x <%[1]s\nexit 3\n", fifo, lines)
 	if err := os.WriteFile(runtime, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -46,14 +47,7 @@ func TestAFloodWhileNoDaemonRunsIsBoundedAndGoesOn(t *testing.T) {
 	if _, err := first.api.CreateAgent(t.Context(), &daemonv1.CreateAgentRequest{Name: "floods", Image: "a", Sandbox: "off", RuntimePath: runtime}); err != nil {
 		t.Fatal(err)
 	}
-	// It opens once the runtime reads it.
-	gate, err := os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK, 0)
-	for deadline := time.Now().Add(time.Minute); err != nil; gate, err = os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK, 0) {
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	gate := reader(t, fifo)
 	r, err := first.api.GetAgent(t.Context(), &daemonv1.GetAgentRequest{Agent: "floods"})
 	if err != nil {
 		t.Fatal(err)
@@ -100,6 +94,7 @@ func TestAFloodWhileNoDaemonRunsIsBoundedAndGoesOn(t *testing.T) {
 		}
 		next[m.GetStream()]++
 	}
+	_ = reader(t, fifo).Close()
 	files, err := filepath.Glob(logs[0] + "*")
 	if err != nil || len(files) < 3 {
 		t.Errorf("files %q, %v", files, err)
@@ -114,5 +109,19 @@ func TestAFloodWhileNoDaemonRunsIsBoundedAndGoesOn(t *testing.T) {
 	}
 	if err := second.Wait(); err != nil {
 		t.Errorf("%v: %s", err, second.stderr)
+	}
+}
+
+// reader waits for somebody to read a named pipe, whom its closing lets go on.
+func reader(t *testing.T, fifo string) *os.File {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		f, err := os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK, 0)
+		if err == nil {
+			return f
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
 	}
 }
