@@ -185,20 +185,24 @@ func (a *agent) build(ctx context.Context) (*executor.Runtime, error) {
 	}
 	for name, image := range programs {
 		ref, err := spec.ParseReference(image)
-		var program bytes.Buffer
-		if err = errors.Join(err, a.p.Pull(ctx, ref, &program)); err != nil {
+		if err = errors.Join(err, a.pull(ctx, ref, a.path("root", name))); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", system.ErrPull, name, err)
-		}
-		_ = os.Remove(a.path("root", name)) // Of the process before this one.
-		syscall.ForkLock.RLock()            // A child that has it open for writing would keep it from being run.
-		err = os.WriteFile(a.path("root", name), program.Bytes(), 0o755)
-		syscall.ForkLock.RUnlock()
-		if err != nil {
-			return nil, err
 		}
 	}
 	a.Built = true
 	return rt, a.save()
+}
+
+func (a *agent) pull(ctx context.Context, ref spec.Reference, path string) error {
+	_ = os.Remove(path) // Of the process before this one.
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(a.p.Pull(ctx, ref, f), f.Close())
+	syscall.ForkLock.RLock() // A child that still has it open for writing would keep it from being run.
+	defer syscall.ForkLock.RUnlock()
+	return err
 }
 
 // Run has one place for each end: whatever went wrong is failed, with the reason of the error, unless the
