@@ -93,7 +93,7 @@ func (m *machine) names(digest string) {
 	if got := m.must("image", "tag", "guide:1", "other"); got.out != "other:latest "+digest+"\n" {
 		m.t.Errorf("%+v", got)
 	}
-	if got := m.must("image", "ls"); !strings.Contains(got.out, "other:latest") || got.out != m.must("images").out {
+	if got := m.must("image", "ls", "--format", "json"); !strings.Contains(got.out, "other:latest") || got.out != m.must("images", "--format", "json").out {
 		m.t.Errorf("%+v", got)
 	}
 	if got := m.must("image", "diff", "guide:1", "other"); got.out != "" {
