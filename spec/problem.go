@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -140,10 +141,12 @@ func nearest(word string, candidates []string) string {
 	candidates = candidates[:min(len(candidates), 1000)]
 	best, least := "", min(2, max(1, len(word)/3))+1
 	for _, c := range candidates {
-		if len(c) > 64 || c == word || len(c) >= len(word)+least || len(word) >= len(c)+least {
+		if len(c) > 64 || c == word || len(c) > len(word)+least || len(word) > len(c)+least {
 			continue
 		}
-		if d := distance(strings.ToLower(word), strings.ToLower(c)); d < least {
+		// Of two as near the one in the same case, else the first by name: a folder is listed in any order.
+		d := distance(strings.ToLower(word), strings.ToLower(c))
+		if d < least || d == least && best != "" && cmp.Or(cmp.Compare(distance(word, c), distance(word, best)), strings.Compare(c, best)) < 0 {
 			best, least = c, d
 		}
 	}
