@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gopkg.in/yaml.v3"
 
 	"github.com/otters-sh/otters/sandbox"
@@ -80,25 +81,38 @@ func (d *duration) UnmarshalYAML(n *yaml.Node) error {
 // error that names the line or the key.
 func readSettings(path string) (settings, error) {
 	s := settings{readyTimeout: 30 * time.Second, logMaxSize: 10 << 20, logFiles: 3, maxStarts: 32}
-	f, err := os.Open(path)
+	b, err := readOperators(path, maxConfigBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
 	if err != nil {
 		return s, fmt.Errorf("configuration: %w", err)
 	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
-	if err != nil {
-		return s, fmt.Errorf("configuration: %w", err)
-	}
-	if len(b) > maxConfigBytes {
-		return s, fmt.Errorf("configuration %s: larger than %d bytes", path, maxConfigBytes)
-	}
 	if err := s.parse(b); err != nil {
 		return s, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	return s, nil
+}
+
+// readOperators reads a file of the operator's whole. A named pipe is refused, and its other end not waited for.
+func readOperators(path string, limit int64) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Mode()&fs.ModeNamedPipe != 0 {
+		return nil, fmt.Errorf("%s: a named pipe and no file; put a file in its place", path)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("%s: larger than %d bytes", path, limit)
+	}
+	return b, err
 }
 
 // configFile is config.yaml.

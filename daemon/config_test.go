@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Invariant: config.yaml does what it says or is refused with the place. Worst inputs: an unknown
@@ -64,6 +66,22 @@ func TestConfigIsReadStrictly(t *testing.T) {
 				t.Fatalf("got %+v, %v", got, err)
 			}
 		})
+	}
+}
+
+// Nobody writes into a named pipe, so what waits for it waits for ever.
+func TestAPipeInPlaceOfAnOperatorsFileIsRefused(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, config := readSettings(path)
+	_, authorities := readAuthorities(path)
+	for what, err := range map[string]error{"configuration": config, "authorities": authorities} {
+		if err == nil || !strings.Contains(err.Error(), path+": a named pipe and no file; put a file in its place") {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 

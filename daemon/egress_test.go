@@ -114,7 +114,7 @@ func (d *testDaemon) registryIsNotForAgents(t *testing.T, level sandbox.Level, h
 	t.Helper()
 	for _, agent := range []string{"in", "out"} {
 		got := d.tool(agent, "sh -c 'HTTP_PROXY= HTTPS_PROXY= fetch --max-time 5 http://"+d.Registry()+"/v2/'")
-		if strings.Contains(got, "401") != (level == sandbox.Off) {
+		if strings.Contains(got, "the server answered 401") != (level == sandbox.Off) {
 			t.Errorf("agent %s asks the registry: %q", agent, got)
 		}
 		if level == sandbox.Off && os.Geteuid() != 0 {

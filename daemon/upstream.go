@@ -3,10 +3,8 @@ package daemon
 import (
 	"crypto/x509"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 
 	"github.com/otters-sh/otters/spec"
@@ -99,17 +97,10 @@ func readAuthorities(path string) (*x509.CertPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxCAFile+1))
+	b, err := readOperators(path, maxCAFile)
 	switch {
 	case err != nil:
 		return nil, err
-	case len(b) > maxCAFile:
-		return nil, fmt.Errorf("%s: larger than %d bytes", path, maxCAFile)
 	case !pool.AppendCertsFromPEM(b):
 		return nil, fmt.Errorf("%s: has no certificate in PEM form", path)
 	}
