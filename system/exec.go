@@ -73,22 +73,23 @@ func (a *Agent) execProgram(
 		}
 		return res
 	}
-	cmd := a.execCommand(program, args, env)
-	cmd.Stdout, cmd.Stderr = outs[0], outs[1]
-	if file, ok := stdin.(*os.File); ok {
-		cmd.Stdin = file
-	} else if stdin != nil {
-		// A pipe of its own: the BIN's end must not wait for input that nobody sends.
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			return fail(err)
+	var in io.WriteCloser
+	cmd, err := runGroup(ctx, func() (_ *exec.Cmd, err error) {
+		cmd := a.execCommand(program, args, env)
+		cmd.Stdout, cmd.Stderr = outs[0], outs[1]
+		if file, ok := stdin.(*os.File); ok {
+			cmd.Stdin = file
+		} else if stdin != nil {
+			// A pipe of its own: the BIN's end must not wait for input that nobody sends.
+			in, err = cmd.StdinPipe()
 		}
-		go func() {
+		return cmd, err
+	}, func() {
+		if in != nil {
 			_, _ = io.Copy(in, stdin)
 			_ = in.Close()
-		}()
-	}
-	err := runGroup(ctx, cmd)
+		}
+	})
 	if cmd.ProcessState == nil {
 		return fail(err)
 	}
@@ -292,31 +293,33 @@ func (c *copies) end() {
 	}
 }
 
-// runGroup runs cmd and kills its whole process group when ctx ends, and what is left of the group
-// after it.
-func runGroup(ctx context.Context, cmd *exec.Cmd) error {
+// runGroup runs what fresh makes, with feed beside it, and kills its whole process group when ctx ends, and
+// what is left of the group after it.
+func runGroup(ctx context.Context, fresh func() (*exec.Cmd, error), feed func()) (cmd *exec.Cmd, err error) {
 	started, done := make(chan error, 1), make(chan error, 1)
 	go func() {
 		// To the kernel the parent is the thread that forked, so that one must stay.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := cmd.Start()
+		var err error
+		cmd, err = startBusy(ctx, fresh)
 		started <- err
 		if err == nil {
 			done <- cmd.Wait()
 		}
 	}()
 	if err := <-started; err != nil {
-		return err
+		return cmd, err
 	}
+	go feed() // it ends with the pipe, or with the Read that is under way then
 	kill := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	defer kill()
 	select {
 	case err := <-done:
-		return err
+		return cmd, err
 	case <-ctx.Done():
 		kill()
-		return <-done
+		return cmd, <-done
 	}
 }
 

@@ -1,6 +1,7 @@
 package system
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -38,8 +39,21 @@ func (c *osCmd) SetDir(dir string)         { c.dir = dir }
 func (c *osCmd) SetFiles(files []*os.File) { c.files = files }
 
 // busyWait is how long a program may be busy that was written just now: a process that is being forked
-// meanwhile has it open for writing until it execs.
-const busyWait = 2 * time.Second
+// meanwhile has it open for writing until it execs, which takes long on a busy host.
+const busyWait = 10 * time.Second
+
+// startBusy starts what fresh makes, and another one while its program is busy.
+func startBusy(ctx context.Context, fresh func() (*exec.Cmd, error)) (*exec.Cmd, error) {
+	for end := time.Now().Add(busyWait); ; time.Sleep(time.Millisecond) {
+		cmd, err := fresh()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(end) || ctx.Err() != nil {
+			return cmd, err
+		}
+	}
+}
 
 func (c *osCmd) Start() error {
 	c.mu.Lock()
@@ -47,7 +61,7 @@ func (c *osCmd) Start() error {
 	if c.cmd != nil {
 		return errors.New("already started")
 	}
-	for end := time.Now().Add(busyWait); ; time.Sleep(time.Millisecond) {
+	cmd, err := startBusy(context.Background(), func() (*exec.Cmd, error) {
 		cmd := exec.Command(c.name, c.args...)
 		// Nothing is inherited, even where no variable was set.
 		cmd.Env = append([]string{}, c.env...)
@@ -55,14 +69,12 @@ func (c *osCmd) Start() error {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		// A grandchild that keeps the pipes open must not keep the caller.
 		cmd.WaitDelay = stopGrace
-		err := cmd.Start()
-		if err == nil {
-			c.cmd = cmd
-		}
-		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(end) {
-			return err
-		}
+		return cmd, nil
+	})
+	if err == nil {
+		c.cmd = cmd
 	}
+	return err
 }
 
 func (c *osCmd) Wait() error {

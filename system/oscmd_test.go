@@ -2,7 +2,9 @@ package system
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,12 +25,13 @@ func command(args ...string) *osCmd {
 
 func TestASignalBeforeStartAndAfterWaitIsAnErrorAndNoPanic(t *testing.T) {
 	t.Parallel()
-	c := command("/bin/sh", "-c", "read line; exit 3")
+	c := command("/bin/sh", "-c", "read line <&3; exit 3")
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
+	defer w.Close()
 	for _, sig := range []os.Signal{syscall.SIGTERM, os.Kill} {
 		if err := c.Signal(sig); err == nil {
 			t.Errorf("%v before Start", sig)
@@ -37,7 +40,7 @@ func TestASignalBeforeStartAndAfterWaitIsAnErrorAndNoPanic(t *testing.T) {
 	if err := c.Wait(); err == nil {
 		t.Error("Wait before Start")
 	}
-	c.SetFiles([]*os.File{w})
+	c.SetFiles([]*os.File{r})
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -46,6 +49,9 @@ func TestASignalBeforeStartAndAfterWaitIsAnErrorAndNoPanic(t *testing.T) {
 	}
 	if err := c.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("a signal in between: %v", err)
+	}
+	if _, err := w.WriteString("go on\n"); err != nil {
+		t.Fatal(err)
 	}
 	var exit *exec.ExitError
 	if err := c.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 3 {
@@ -56,7 +62,6 @@ func TestASignalBeforeStartAndAfterWaitIsAnErrorAndNoPanic(t *testing.T) {
 			t.Errorf("%v after Wait: %v", sig, err)
 		}
 	}
-	w.Close()
 }
 
 func TestACommandHasItsOwnEnvironmentFolderFilesAndWriters(t *testing.T) {
@@ -89,7 +94,7 @@ func TestACommandHasItsOwnEnvironmentFolderFilesAndWriters(t *testing.T) {
 			t.Errorf("in %q: %q, %q", at, stdout.String(), stderr.String())
 		}
 		line := make([]byte, 7)
-		if _, err := r.Read(line); err != nil || string(line) != "handed\n" {
+		if _, err := io.ReadFull(r, line); err != nil || string(line) != "handed\n" {
 			t.Errorf("descriptor 3: %q, %v", line, err)
 		}
 	}
@@ -114,7 +119,7 @@ func TestWhatACommandStartedEndsWithIt(t *testing.T) {
 		}
 		w.Close()
 		line := make([]byte, 3)
-		if _, err := r.Read(line); err != nil {
+		if _, err := io.ReadFull(r, line); err != nil {
 			t.Fatal(err)
 		}
 		if err := end(c); err != nil {
@@ -127,6 +132,43 @@ func TestWhatACommandStartedEndsWithIt(t *testing.T) {
 			t.Errorf("%s: the grandchild writes %q, %v", name, line[:n], err)
 		}
 		r.Close()
+	}
+}
+
+// Worst inputs: a program that is free at the last moment, and one that stays busy for longer than its caller.
+func TestAProgramThatIsBusyIsStartedOnceItIsFree(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(t.TempDir(), "program")
+	open, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o700)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if _, err := open.WriteString("#!/bin/sh\nexit 3\n"); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := exec.Command(name).Run(); errors.As(err, &exit) {
+		t.Skip("this kernel starts programs that are written to")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	fresh := func() (*exec.Cmd, error) { return exec.Command(name), nil }
+	if _, err := startBusy(ctx, fresh); !errors.Is(err, syscall.ETXTBSY) {
+		t.Errorf("its caller is gone: %v", err)
+	}
+	tries := 0
+	cmd, err := startBusy(t.Context(), func() (*exec.Cmd, error) {
+		if tries++; tries == 3 {
+			open.Close()
+		}
+		return fresh()
+	})
+	if err != nil || tries < 3 {
+		t.Fatalf("%d tries: %v", tries, err)
+	}
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 3 {
+		t.Error(err)
 	}
 }
 

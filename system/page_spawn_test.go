@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -62,7 +63,7 @@ func TestAnAgentAloneOnDiskIsAProcessOfThisMachine(t *testing.T) {
 	}
 }
 
-// freeAddr is an address of the loopback that nobody else here binds.
+// freeAddr is an address of the loopback that nobody else binds.
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.77.0.1:0")
@@ -250,5 +251,39 @@ func TestProvenanceHasTheImagesDigestWhateverNamesIt(t *testing.T) {
 	c := a.Runtime().Config
 	if p := c.Provenance; p.ImageDigest == "" || p.ImageDigest != c.Image.Digest || p.RuntimeRef != "otters/runtime" || p.RuntimeDigest != "" {
 		t.Errorf("%+v of image %+v", p, c.Image)
+	}
+}
+
+// Worst input: what is started meanwhile has a copy of the tool, open for writing, until its exec.
+func TestAToolThatWasJustWrittenIsRunWhateverElseIsStarted(t *testing.T) {
+	t.Parallel()
+	store, over := image(t, plain+"BIN tool otters/tools/tool\n"), make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(over)
+	for range 2 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+					if err := exec.Command("/bin/true").Run(); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	for range 20 {
+		a := prepared(t, system.NewAgent(uuid.New(), osfs.New(host(t)), system.WithStore(store), system.WithReference(ref),
+			system.WithAgentPuller(func(_ context.Context, _ spec.Reference, w io.Writer) error {
+				_, err := io.WriteString(w, "#!/bin/sh\nread -r line\necho \"$1 $line\"\n")
+				return err
+			}), system.WithStaticModelResolver("http://model", "key")))
+		if res := a.Exec(t.Context(), "tool", []string{"runs"}, "fed\n"); res.Err != nil || res.Stdout != "runs fed\n" {
+			t.Fatalf("%+v", res)
+		}
 	}
 }
