@@ -32,7 +32,7 @@ func blanksIn(t *testing.T, dir string) *blanks {
 // made waits until the folders ahead are there.
 func made(t *testing.T, b *blanks) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); b.short(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); b.short(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("nothing is made ahead")
 		}

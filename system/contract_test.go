@@ -20,11 +20,12 @@ func TestTheContractIsKept(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				p := system.NewProvider(fs, w.StoreFor,
+				options := append(apart(t, level),
 					system.WithSandbox(level), system.WithMonitor(monitor), system.WithLogDir(t.TempDir()),
 					system.WithPuller(w.Pull), system.WithLabelReader(w.Labels),
 					system.WithAgentDefaults(system.WithModelResolver(w.ResolveModel), system.WithDigestResolver(w.Digest),
 						system.WithDaemonURL(w.DaemonURL), system.WithAgentToken(w.AgentToken)))
+				p := system.NewProvider(fs, w.StoreFor, options...)
 				t.Cleanup(func() {
 					if err := p.Close(); err != nil {
 						t.Error(err)

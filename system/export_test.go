@@ -14,3 +14,6 @@ func (a *Agent) Token() string {
 	defer a.mu.Unlock()
 	return a.agentToken
 }
+
+// Loopback allocates as a Provider does of itself, at what any answers in place of 127.0.0.1:0.
+func Loopback(any func() string) LoopbackAllocator { return loopback{any} }

@@ -98,7 +98,7 @@ func TestLoadRestoresEverythingThatCreateWasGiven(t *testing.T) {
 				t.Errorf("agent.yaml differs (-new +loaded):\n%s", d)
 			}
 			running(t, b)
-			env := prompt(t, b, "env")
+			env := prompt(t, b, "env") + "\n"
 			for _, line := range []string{"GREETING=hello", "RUNTIME_TEMPERATURE=1.10", "OTTERS_AGENT_TOKEN=tok", "OTTERSD_URL=unix:///d", "OFFLINE_API_KEY=otr_key"} {
 				if !strings.Contains(env, line+"\n") {
 					t.Errorf("the runtime lacks %s:\n%s", line, env)
@@ -160,18 +160,11 @@ func TestTheHandleIsOnDiskWhenCreateReturns(t *testing.T) {
 func TestTheHandlesFormatIsTheDocumentedOne(t *testing.T) {
 	t.Parallel()
 	source := shared(t)
-	level := sandbox.Strict
-	if l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitor, Warm: -1}); err != nil {
-		t.Fatal(err)
-	} else {
-		level = l.Strongest()
-		l.Close()
-	}
 	dir := host(t)
 	a := created(t, provider(t, dir, rich), []system.AgentOption{
 		system.WithAgentToken("tok"), system.WithDaemonURL("u"), system.WithImageRef("i"), system.WithCapabilities([]executor.Capability{{Name: "c"}}),
 		system.WithMounts([]executor.Mount{{Host: source, Target: "/workspace/m"}}), system.WithStopGrace(3 * time.Second),
-		system.WithLevel(level), system.WithLimits(sandbox.Limits{Memory: 1 << 30}),
+		system.WithLevel(launcher(t).Strongest()), system.WithLimits(sandbox.Limits{Memory: 1 << 30}),
 		system.WithAllowNet([]string{"example.com"}), system.WithEgress(func(system.Egress, net.Listener) {}),
 	}, everyKind(source)...)
 	running(t, a)

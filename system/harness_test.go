@@ -1,13 +1,16 @@
 package system_test
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"io"
+	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -38,14 +41,48 @@ func image(t *testing.T, agentfile string) *memory.Store {
 
 const plain = "FROM scratch\nRUNTIME otters/runtime\nMODEL offline/otter\nNAME tested\n"
 
-// host is a folder for agents that their own users can get through to.
+// patience bounds a wait for something that happens at once on an idle machine, and in seconds on a busy one.
+const patience = 3 * time.Minute
+
+// host is a folder for agents that their own users can get through to, whatever the umask, by the name that a
+// process in it has for it.
 func host(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
-	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
 		t.Fatal(err)
 	}
+	for _, d := range []string{filepath.Dir(dir), dir} {
+		if err := os.Chmod(d, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return dir
+}
+
+// ownAddr is any port of an address of the loopback that nobody else binds. One that is let go, for a runtime or
+// the next provider to bind, is not taken meanwhile, as one of 127.0.0.1 may be.
+func ownAddr() string {
+	id := uuid.New()
+	return net.IPv4(127, 64+id[0]%64, id[1], id[2]).String() + ":0"
+}
+
+// lowAddr is a free port of 127.0.0.1 that the kernel gives to nobody who wants any, for those lie above. A runtime
+// at limited may bind no other host.
+func lowAddr() string {
+	const least = 10000
+	var first int
+	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		_, _ = fmt.Sscan(string(text), &first)
+	}
+	for range 1000 * min(1, max(0, first-least)) {
+		ln, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(least+rand.IntN(first-least)))
+		if err == nil {
+			ln.Close()
+			return ln.Addr().String()
+		}
+	}
+	return "127.0.0.1:0"
 }
 
 // provider works in dir with the test program as runtime and tools.
@@ -117,7 +154,7 @@ func running(t *testing.T, a *system.Agent) <-chan error {
 	}
 	ready(t, a, done)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := a.Stop(ctx); err != nil {
 			t.Error(err)
@@ -128,7 +165,7 @@ func running(t *testing.T, a *system.Agent) <-chan error {
 
 func ready(t *testing.T, a *system.Agent, done <-chan error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	s, err := executor.WaitForStatus(ctx, a, executor.StatusStarting, executor.StatusFailed)
 	if err != nil || s == executor.StatusFailed {
@@ -138,6 +175,8 @@ func ready(t *testing.T, a *system.Agent, done <-chan error) {
 		if ctx.Err() != nil || a.Status() == executor.StatusFailed {
 			t.Fatalf("never ready: %v (%v); %v", a.Status(), a.FailureReason(), drained(done))
 		}
+		// A runtime that binds its address refuses at once until it is there.
+		time.Sleep(time.Millisecond)
 	}
 	if !a.StatusTracker().Set(executor.StatusReady) {
 		t.Fatalf("ready was refused from %v", a.Status())
@@ -162,20 +201,43 @@ func prompt(t *testing.T, a *system.Agent, text string) string {
 	return b.String()
 }
 
-func zombie(pid int) bool {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	return err != nil || strings.Contains(string(stat), ") Z ")
+// process is a process of this machine, and never another one that has its id later.
+type process struct {
+	pid   int
+	since string
 }
 
-// waitGone waits until the process has ended; pid 1 of this machine may leave it a zombie.
-func waitGone(t *testing.T, pid int) {
+func processOf(t *testing.T, pid int) process {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if syscall.Kill(pid, 0) != nil || zombie(pid) {
-			return
-		}
+	state, since := stat(pid)
+	if state == "" {
+		t.Fatalf("there is no process %d", pid)
+	}
+	return process{pid, since}
+}
+
+// stat is the state of a process and when it was started; empty where there is none.
+func stat(pid int) (state, since string) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return "", ""
+	}
+	// Its name is in brackets, and may hold anything.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	return fields[0], fields[19]
+}
+
+// gone tells that it has ended; pid 1 of this machine may leave it a zombie.
+func (p process) gone() bool {
+	state, since := stat(p.pid)
+	return since != p.since || state == "Z" || state == "X"
+}
+
+func (p process) waitGone(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(patience); !p.gone(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("process %d is still there", pid)
+			t.Fatalf("process %d is still there", p.pid)
 		}
 	}
 }

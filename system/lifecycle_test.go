@@ -185,7 +185,7 @@ func TestOnlyTheHolderOfTheServeTokenIsAnswered(t *testing.T) {
 		t.Errorf("the holder was refused: %v", err)
 	}
 	// A runtime that was given --addr has no token to check.
-	plainP := provider(t, host(t), plain, system.WithLabelReader(nil))
+	plainP := provider(t, host(t), plain, append(apart(t, level), system.WithLabelReader(nil))...)
 	open := created(t, plainP, nil, role("serve"))
 	running(t, open)
 	if checks, err := open.ChecksCallers(t.Context()); err != nil || checks {
@@ -204,6 +204,7 @@ func TestTheNextProviderTakesARunningAgentOver(t *testing.T) {
 	go func() { done <- a.Run(context.Background()) }()
 	ready(t, a, done)
 	before := a.Process()
+	runtime := processOf(t, before.PID)
 	answer := prompt(t, a, "pid")
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
@@ -239,7 +240,7 @@ func TestTheNextProviderTakesARunningAgentOver(t *testing.T) {
 	if b.Status() != executor.StatusStopped {
 		t.Errorf("status %v", b.Status())
 	}
-	if err := syscall.Kill(before.PID, 0); err == nil && !zombie(before.PID) {
+	if !runtime.gone() {
 		t.Error("the runtime survived its stop")
 	}
 	// It can be started again as if nothing had happened.
@@ -262,6 +263,7 @@ func TestAnExitThatNobodyWatchedIsFoundAtLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-done
+			monitor := processOf(t, pr.MonitorPID)
 			victim, sig := pr.PID, syscall.SIGKILL
 			if asked {
 				// The monitor takes SIGTERM for a request to stop.
@@ -270,7 +272,7 @@ func TestAnExitThatNobodyWatchedIsFoundAtLoad(t *testing.T) {
 			if err := syscall.Kill(victim, sig); err != nil {
 				t.Fatal(err)
 			}
-			waitGone(t, pr.MonitorPID)
+			monitor.waitGone(t)
 			b := loaded(t, provider(t, dir, plain))
 			if ok, err := b.Attach(t.Context()); ok || err != nil {
 				t.Fatal(ok, err)
@@ -358,7 +360,7 @@ func TestExecRunsADeclaredBinWithoutKeys(t *testing.T) {
 	t.Parallel()
 	dir := host(t)
 	p := provider(t, dir, plain+"BIN env otters/tools/env\nBIN hang otters/tools/hang\nENV GREETING=hi\n")
-	a := created(t, p, []system.AgentOption{system.WithAgentToken("tok"), system.WithDaemonURL("unix:///x")})
+	a := created(t, p, []system.AgentOption{system.WithAgentToken("agent-secret"), system.WithDaemonURL("unix:///x")})
 	if res := a.Exec(t.Context(), "env", nil, ""); res.Err == nil {
 		t.Error("a BIN ran before there was a workspace")
 	}
@@ -369,7 +371,7 @@ func TestExecRunsADeclaredBinWithoutKeys(t *testing.T) {
 	if res.Err != nil || res.ExitCode != 0 || !strings.Contains(res.Stdout, "GREETING=hi") {
 		t.Fatalf("%+v", res)
 	}
-	for _, key := range []string{"otr_key", "tok", "OTTERSD_URL", "LISTEN_FDS"} {
+	for _, key := range []string{"otr_key", "agent-secret", "OTTERSD_URL", "LISTEN_FDS"} {
 		if strings.Contains(res.Stdout, key) {
 			t.Errorf("the BIN got %s:\n%s", key, res.Stdout)
 		}

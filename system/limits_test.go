@@ -23,12 +23,7 @@ import (
 // limitedBy is what enforces limits here; it skips where nothing does.
 func limitedBy(t *testing.T, level sandbox.Level, limits sandbox.Limits) []sandbox.Limit {
 	t.Helper()
-	l, err := sandbox.NewLauncher(sandbox.LauncherOptions{Monitor: monitor, Warm: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	all, err := l.LimitedBy(level, limits)
+	all, err := launcher(t).LimitedBy(level, limits)
 	if err != nil {
 		t.Skip(err)
 	}
@@ -73,7 +68,7 @@ func TestLimitsHoldAcrossStartsAndDaemons(t *testing.T) {
 		if err := b.Prompt(t.Context(), executor.PromptRequest{SessionID: "s", Prompt: "take:512"}, new(strings.Builder)); err == nil {
 			t.Error("over the limit: it answered")
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		if _, err := executor.WaitForStatus(ctx, b, executor.StatusFailed); err != nil {
 			t.Fatal(err)
@@ -112,7 +107,7 @@ func TestACrashForWantOfMemoryIsToldAsSuch(t *testing.T) {
 		if !errors.Is(err, system.ErrCrashed) || !strings.Contains(err.Error(), "SIGKILL for want of memory") {
 			t.Error(err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Error("it runs on")
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"os"
 )
 
-// loopback allocates ports of 127.0.0.1 by binding them.
-type loopback struct{}
+// loopback allocates addresses by binding them: free ports of 127.0.0.1, or what any answers.
+type loopback struct{ any func() string }
 
 // Reserve picks a free loopback address, such as "127.0.0.1:51234". It is only free at the moment
 // of the call; ReserveListener keeps it. Errors wrap ErrNoAddress.
@@ -24,7 +24,12 @@ func (l loopback) Reserve() (string, error) {
 }
 
 // ReserveListener binds a free loopback address and keeps it. Errors wrap ErrNoAddress.
-func (l loopback) ReserveListener() (net.Listener, error) { return l.listen("127.0.0.1:0") }
+func (l loopback) ReserveListener() (net.Listener, error) {
+	if l.any != nil {
+		return l.listen(l.any())
+	}
+	return l.listen("127.0.0.1:0")
+}
 
 func (loopback) listen(addr string) (net.Listener, error) {
 	ln, err := net.Listen("tcp", addr)

@@ -66,7 +66,7 @@ func TestAnAgentAloneOnDiskIsAProcessOfThisMachine(t *testing.T) {
 // freeAddr is an address of the loopback that nobody else binds.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.77.0.1:0")
+	ln, err := net.Listen("tcp", ownAddr())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ func TestNothingOutlivesTheRecordOfARemovedAgent(t *testing.T) {
 	dir := host(t)
 	first := provider(t, dir, plain, system.WithSandbox(sandbox.Off))
 	marks := map[uuid.UUID]string{}
-	monitors := map[uuid.UUID]int{}
+	monitors := map[uuid.UUID]process{}
 	for range 2 {
 		a := created(t, first, nil, role("serve"))
 		running(t, a)
@@ -34,7 +34,7 @@ func TestNothingOutlivesTheRecordOfARemovedAgent(t *testing.T) {
 		if got := prompt(t, a, "leave:"+mark); got != "left" {
 			t.Fatalf("%q", got)
 		}
-		marks[a.UUID()], monitors[a.UUID()] = mark, a.Process().MonitorPID
+		marks[a.UUID()], monitors[a.UUID()] = mark, processOf(t, a.Process().MonitorPID)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
@@ -44,11 +44,11 @@ func TestNothingOutlivesTheRecordOfARemovedAgent(t *testing.T) {
 	if err != nil || len(agents) != 2 {
 		t.Fatal(agents, err)
 	}
-	for id, pid := range monitors {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	for id, monitor := range monitors {
+		if err := syscall.Kill(monitor.pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		waitGone(t, pid)
+		monitor.waitGone(t)
 		if len(marked(t, marks[id])) == 0 {
 			t.Error("it is gone by itself: nothing is shown")
 		}
@@ -72,7 +72,7 @@ func TestNothingOutlivesTheRecordOfARemovedAgent(t *testing.T) {
 // untilGone waits until no process has mark in its command line.
 func untilGone(t *testing.T, mark string) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); len(marked(t, mark)) > 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); len(marked(t, mark)) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%s lives on", mark)
 		}

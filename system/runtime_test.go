@@ -31,6 +31,9 @@ import (
 // the name it is called by, says so.
 const roleVar = "TEST_ROLE"
 
+// sleep is for ever, as far as a test is concerned; it ends in case nobody kills the process.
+const sleep = time.Hour
+
 func TestMain(m *testing.M) {
 	switch {
 	case filepath.Base(os.Args[0]) == "env":
@@ -46,7 +49,8 @@ func TestMain(m *testing.M) {
 		fmt.Println("taken")
 		os.Exit(0)
 	case filepath.Base(os.Args[0]) == "sleeper":
-		time.Sleep(300 * time.Second)
+		time.Sleep(sleep)
+		os.Exit(1)
 	case filepath.Base(os.Args[0]) == "hang":
 		// Leaves a grandchild behind that would outlive it.
 		self, err := os.Executable()
@@ -59,7 +63,8 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		fmt.Println("up")
-		time.Sleep(300 * time.Second)
+		time.Sleep(sleep)
+		os.Exit(1)
 	}
 	if role := os.Getenv(roleVar); role != "" {
 		os.Exit(runtimeMain(role))
@@ -192,9 +197,8 @@ func listenerAndToken() (net.Listener, string, error) {
 		if err != nil {
 			return nil, "", err
 		}
-		token := make([]byte, 256)
-		n, err := os.NewFile(4, "serve-token").Read(token)
-		return ln, string(token[:n]), err
+		token, err := io.ReadAll(os.NewFile(4, "serve-token"))
+		return ln, string(token), err
 	}
 	for i, a := range os.Args {
 		if a == "--addr" {

@@ -23,7 +23,7 @@ import (
 func TestPullsAndWritesGoSideBySide(t *testing.T) {
 	t.Parallel()
 	dir := host(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var begun sync.WaitGroup
 	begun.Add(3)
@@ -86,7 +86,7 @@ func TestAnotherStartHasTheSameTreeAndTheFirstAnswerIsEnough(t *testing.T) {
 		// One call, made before the runtime answers anybody, is what its first answer comes to.
 		probed := make(chan error, 1)
 		go func() { probed <- a.Probe(t.Context()) }()
-		for end := time.Now().Add(20 * time.Second); a.Process().PID == 0; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(patience); a.Process().PID == 0; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("nothing runs: %v", drained(done))
 			}

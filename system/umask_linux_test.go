@@ -45,8 +45,11 @@ func TestATightUmaskKeepsNoAgentOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]os.FileMode{storeDir: p.passMode(), storeRefs: p.passMode(), id.String(): p.passMode(), blank: 0o711, blank + "/" + stateDir: 0o700} {
-		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != want {
-			t.Errorf("%s: %v, %v; want %v", name, info.Mode(), err, want)
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+		} else if info.Mode().Perm() != want {
+			t.Errorf("%s: %v, want %v", name, info.Mode(), want)
 		}
 	}
 }

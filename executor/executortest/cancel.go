@@ -28,6 +28,16 @@ func (s *suite) holdFirstPull() <-chan struct{} {
 	return entered
 }
 
+// whileIn waits for a pull to be entered, by what ends on done.
+func (s *suite) whileIn(entered <-chan struct{}, done <-chan error) {
+	s.Helper()
+	select {
+	case <-entered:
+	case err := <-done:
+		s.Fatalf("it ended ahead of its first pull: %v", err)
+	}
+}
+
 func cancelPrepare(s *suite) {
 	entered := s.holdFirstPull()
 	a := s.create(agentfile)
@@ -35,7 +45,7 @@ func cancelPrepare(s *suite) {
 	defer cancel()
 	done, other := make(chan error, 1), make(chan error, 1)
 	go func() { done <- a.Prepare(ctx) }()
-	<-entered
+	s.whileIn(entered, done)
 	// Another agent may wait for the same program.
 	b := s.create(agentfile)
 	go func() { other <- b.Prepare(s.Context()) }()
@@ -61,7 +71,7 @@ func cancelPull(s *suite) {
 	a := s.create(agentfile)
 	done := make(chan error, 1)
 	go func() { done <- a.Run(context.Background()) }()
-	<-entered
+	s.whileIn(entered, done)
 	s.stop(a, done)
 	s.stop(a, s.run(a))
 }

@@ -57,6 +57,9 @@ type Options struct {
 type World struct {
 	// Dir is a folder of the host that is empty at first. Every user may pass through its parents.
 	Dir string
+	// Host is an address of the loopback that nobody else binds. A port of 127.0.0.1 that an executor lets go,
+	// so that a runtime can bind it, may be taken meanwhile by anybody; one of Host is not.
+	Host string
 	// DaemonURL and AgentToken are for OTTERSD_URL and OTTERS_AGENT_TOKEN of every agent.
 	DaemonURL, AgentToken string
 
@@ -111,7 +114,11 @@ func build(t *testing.T) string {
 // openDir is a folder that agents' own users can get through to.
 func openDir(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
+	// A link in the way is no part of what an agent calls it.
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, d := range []string{dir, filepath.Dir(dir)} {
 		if err := os.Chmod(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -222,8 +229,8 @@ func (w *World) ResolveModel(model string) (apiURL, apiKey string, err error) {
 	return "http://127.0.0.1:1/v1", fmt.Sprintf("modelkey-%d", w.resolved), nil
 }
 
-// patience bounds a wait for something that happens at once on an idle machine.
-const patience = time.Minute
+// patience bounds a wait for something that happens at once on an idle machine, and in seconds on a busy one.
+const patience = 3 * time.Minute
 
 // probePause is between two probes of a runtime that is not there yet.
 const probePause = 2 * time.Millisecond

@@ -17,7 +17,7 @@ func TestTheDocumentedExecutorKeepsTheContract(t *testing.T) {
 // tiny is the example in the world w.
 func tiny(w *executortest.World) *Tiny {
 	return &Tiny{
-		Dir: w.Dir, Store: w.StoreFor, Pull: w.Pull, Labels: w.Labels, Resolve: w.ResolveModel,
+		Dir: w.Dir, Host: w.Host, Store: w.StoreFor, Pull: w.Pull, Labels: w.Labels, Resolve: w.ResolveModel,
 		Env: []string{"OTTERSD_URL=" + w.DaemonURL, "OTTERS_AGENT_TOKEN=" + w.AgentToken},
 	}
 }

@@ -145,13 +145,22 @@ func subscribers(s *suite) {
 	slow, end := a.SubscribeStatus()
 	defer end()
 	var wg sync.WaitGroup
-	defer wg.Wait()
+	s.Cleanup(wg.Wait)
 	for range 4 {
 		wg.Go(func() {
 			ch, end := a.SubscribeStatus()
 			defer end()
 			last := executor.Status(-1)
-			for last = range ch {
+			for open := true; open; {
+				var next executor.Status
+				select {
+				case next, open = <-ch:
+				case <-s.Context().Done(): // the test has failed
+					return
+				}
+				if open {
+					last = next
+				}
 			}
 			if last != executor.StatusRemoved {
 				s.Errorf("a subscriber's last status is %v", last)
@@ -167,6 +176,7 @@ func subscribers(s *suite) {
 		a.StatusTracker().Set(executor.StatusRemoving)
 		a.StatusTracker().Set(executor.StatusRemoved)
 	}
+	wg.Wait()
 }
 
 func plainRuntime(s *suite) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"os"
 	"strings"
 	"testing"
@@ -70,7 +71,11 @@ type suite struct {
 
 func newSuite(t *testing.T, o Options) *suite {
 	t.Helper()
-	s := &suite{T: t, o: o, w: &World{Dir: openDir(t), DaemonURL: "unix:///run/tested.sock", AgentToken: "agenttoken-1", program: o.Program}}
+	id := uuid.New()
+	s := &suite{T: t, o: o, w: &World{
+		Dir: openDir(t), Host: net.IPv4(127, 64+id[0]%64, id[1], id[2]).String(),
+		DaemonURL: "unix:///run/tested.sock", AgentToken: "agenttoken-1", program: o.Program,
+	}}
 	s.p = o.New(t, s.w)
 	return s
 }

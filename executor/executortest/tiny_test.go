@@ -31,6 +31,7 @@ import (
 // Tiny runs agents as child processes and no more: without confinement, log or take-over.
 type Tiny struct {
 	Dir     string
+	Host    string // of the agents' addresses: 127.0.0.1, or another of the loopback
 	Store   system.StoreFor
 	Pull    agentoci.Puller
 	Labels  agentoci.LabelReader
@@ -194,21 +195,20 @@ func (a *agent) build(ctx context.Context) (*executor.Runtime, error) {
 }
 
 func (a *agent) pull(ctx context.Context, ref spec.Reference, path string) error {
-	_ = os.Remove(path) // Of the process before this one.
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
-	if err != nil {
+	var program bytes.Buffer
+	if err := a.p.Pull(ctx, ref, &program); err != nil {
 		return err
 	}
-	err = errors.Join(a.p.Pull(ctx, ref, f), f.Close())
-	syscall.ForkLock.RLock() // A child that still has it open for writing would keep it from being run.
+	_ = os.Remove(path)      // Of the process before this one.
+	syscall.ForkLock.RLock() // A child that got it open for writing would keep it from being run.
 	defer syscall.ForkLock.RUnlock()
-	return err
+	return os.WriteFile(path, program.Bytes(), 0o755)
 }
 
 // Run has one place for each end: whatever went wrong is failed, with the reason of the error, unless the
 // end was asked for.
 func (a *agent) Run(ctx context.Context) error {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", net.JoinHostPort(a.p.Host, "0"))
 	if err != nil {
 		return err
 	}
