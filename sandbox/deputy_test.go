@@ -47,7 +47,10 @@ func judgedAttempts() int {
 		return socket(family, func(fd int) error { return unix.Connect(fd, sa) })
 	}
 	listen := func(sa unix.Sockaddr) error {
-		return socket(unix.AF_INET, func(fd int) error { return errors.Join(unix.Bind(fd, sa), unix.Listen(fd, 1)) })
+		return socket(unix.AF_INET, func(fd int) error {
+			// Beside whoever keeps the port free.
+			return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, sa), unix.Listen(fd, 1))
+		})
 	}
 	change := func(path string, do func(fd int) error) error {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -125,6 +128,23 @@ func judgedAttempts() int {
 	return 0
 }
 
+// freePort is a port on which nobody listens, on any address. The kernel gives it to nobody until the test
+// ends; a socket with SO_REUSEADDR may bind it nevertheless.
+func freePort(t *testing.T) int {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, &unix.SockaddrInet4{}))
+	at, e := unix.Getsockname(fd)
+	if err := errors.Join(err, e); err != nil {
+		t.Fatal(err)
+	}
+	return at.(*unix.SockaddrInet4).Port
+}
+
 // Invariant: at limited a program reaches 127.0.0.1 at the ports it was given, and changes what it may
 // write, and nothing else. The three worst inputs: the right port on another address, a descriptor
 // that only reads a file of the same user, and memory and descriptors that are not there.
@@ -146,13 +166,7 @@ func TestTheMonitorJudgesWhatAFilterCant(t *testing.T) {
 	if second, err := net.Listen("tcp", fmt.Sprintf("127.0.0.2:%d", port)); err == nil { // it would be reached
 		defer second.Close()
 	}
-	// A port that is free, on every address.
-	free, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	serve := free.Addr().(*net.TCPAddr).Port
-	free.Close()
+	serve := freePort(t)
 	own, other := filepath.Join(w.work, "file"), filepath.Join(w.frozen, "file")
 	if w.uid >= 0 {
 		if err := errors.Join(os.Chown(own, w.uid, w.uid), os.Chown(other, w.uid, w.uid)); err != nil {
@@ -199,10 +213,8 @@ func TestAMonitorThatIsBlindIsTold(t *testing.T) {
 	if err != nil || os.Geteuid() != 0 {
 		t.Skip("taking the right from a monitor needs root and setpriv")
 	}
-	blind := filepath.Join(t.TempDir(), "monitor")
-	if err := os.WriteFile(blind, fmt.Appendf(nil, "#!/bin/sh\nexec %q --bounding-set=-sys_ptrace %q\n", setpriv, monitorPath), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	blind := writeProgram(t, filepath.Join(t.TempDir(), "monitor"),
+		fmt.Appendf(nil, "#!/bin/sh\nexec '%s' --bounding-set=-sys_ptrace '%s'\n", setpriv, monitorPath))
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

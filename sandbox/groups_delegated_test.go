@@ -102,7 +102,7 @@ func TestLimitsOfAnOrdinaryUser(t *testing.T) {
 		args = append(args, filepath.Join(p.Path, "cgroup.procs"))
 	}
 	args = append(args, "--", program, "-test.run", "^Test(Limits|NothingOutlives|TakeOverKeeps|Leftover|ProcessLimit|ConfinementIs)", "-test.v")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), suiteTime)
 	defer cancel()
 	c := exec.CommandContext(ctx, program, args...)
 	c.Dir = dir

@@ -3,6 +3,7 @@
 package sandbox_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -77,9 +78,19 @@ func lostLines(t *testing.T, all []logLine) int {
 
 func TestAFullLogHoldsItsProgramUpAndLosesNothing(t *testing.T) {
 	t.Parallel()
-	const lines = 5_000
-	spec := shell(t, "i=0; while [ $i -lt "+strconv.Itoa(lines)+" ]; do i=$((i+1)); echo $i; echo $i >&2; done; exit 4")
+	// More than four files take, each with a write beyond its limit.
+	const lines = 8_000
+	spec := shell(t, "i=0; while [ $i -lt "+strconv.Itoa(lines)+" ]; do i=$((i+1)); echo $i; echo $i >&2; done; read x; exit 4")
 	spec.LogLimit = testLimit
+	// It does not end before all of it is in the log: what waits in its pipes is given up after a while.
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	spec.Stdin = r
+	r.Fd() // makes it blocking, which a shell needs
 	paths := []string{logFile(t, &spec)}
 	p := start(t, newLauncher(t, sandbox.LauncherOptions{}), spec)
 	for len(paths) < 100 {
@@ -96,6 +107,19 @@ func TestAFullLogHoldsItsProgramUpAndLosesNothing(t *testing.T) {
 		if limit == 0 {
 			break
 		}
+	}
+	for ctx, all := deadline(t), 0; all < 2*lines; time.Sleep(time.Millisecond) {
+		all = 0
+		for _, path := range paths {
+			b, err := os.ReadFile(path)
+			if err != nil || ctx.Err() != nil {
+				t.Fatalf("%d lines of %d: %v", all, 2*lines, err)
+			}
+			all += bytes.Count(b, []byte("\n"))
+		}
+	}
+	if _, err := w.WriteString("\n"); err != nil {
+		t.Fatal(err)
 	}
 	if exit := wait(t, p); exit.Code != 4 {
 		t.Errorf("exit %+v", exit)
@@ -198,7 +222,7 @@ func TestLinesLostInAStopAreCounted(t *testing.T) {
 	p := start(t, newLauncher(t, sandbox.LauncherOptions{}), spec)
 	fills(t, paths[0], testLimit)
 	stopped := make(chan error, 1)
-	go func() { stopped <- p.Stop(deadline(t), patience) }()
+	go func() { stopped <- p.Stop(t.Context(), long) }()
 	for told := false; !told; {
 		// That it goes on beyond the limit shows that nothing waits any more.
 		fills(t, paths[len(paths)-1], testLimit+overLimit/2)

@@ -4,6 +4,7 @@ package sandbox_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -33,8 +35,13 @@ import (
 
 const roleVariable = "OTTERS_SANDBOX_TEST"
 
-// patience bounds every wait of a test; it is no measure of anything.
-const patience = 30 * time.Second
+// patience bounds every wait of a test; it is no measure of anything. suiteTime is that of a test which
+// runs others in a process of their own, and long a time that no test lasts.
+const (
+	patience  = 2 * time.Minute
+	suiteTime = 8 * time.Minute
+	long      = time.Hour
+)
 
 // monitorPath is the built otters-sandbox.
 var monitorPath string
@@ -138,8 +145,11 @@ func launch() int {
 	if _, err := up.Read(make([]byte, 3)); err != nil {
 		return 1
 	}
+	// Not by what they do of themselves, which whoever started the tests may have them ignore.
+	over := make(chan os.Signal, 1)
+	signal.Notify(over, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
 	fmt.Println(p.PID(), p.MonitorPID(), ln.Addr())
-	time.Sleep(time.Hour)
+	<-over
 	return 0
 }
 
@@ -287,6 +297,29 @@ func gone(t *testing.T, fd int, within time.Duration) bool {
 		return n > 0
 	}
 }
+
+// freeze stops a process by a signal, and returns when none of its threads runs any more.
+func freeze(t *testing.T, pid int) {
+	t.Helper()
+	if err := unix.PidfdSendSignal(held(t, pid), unix.SIGSTOP, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	for ctx := deadline(t); ; time.Sleep(time.Millisecond) {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		if err != nil || len(tasks) == 0 || ctx.Err() != nil {
+			t.Fatal("it is not stopped:", tasks, err)
+		}
+		if !slices.ContainsFunc(tasks, func(path string) bool {
+			b, err := os.ReadFile(path) // a thread may end meanwhile
+			return err == nil && !strings.HasPrefix(string(b[bytes.LastIndexByte(b, ')')+1:]), " T ")
+		}) {
+			return
+		}
+	}
+}
+
+// reaped tells whether a held process that has ended is a zombie no more.
+func reaped(fd int) bool { return errors.Is(unix.PidfdSendSignal(fd, 0, nil, 0), unix.ESRCH) }
 
 func leafPID(t *testing.T, r *bufio.Reader) int {
 	t.Helper()

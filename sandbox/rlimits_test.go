@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -19,6 +20,9 @@ import (
 // tries to raise its own.
 func TestEachProcessIsBounded(t *testing.T) {
 	t.Parallel()
+	own := limitsOf(t, os.Getpid())
+	files, locked := atMost(t, own["Max open files"], 8192), atMost(t, own["Max locked memory"], 65536)
+	want := []string{files, files, kib(t, locked), kib(t, locked), "0", "0", "0", "0", "64"}
 	const script = `for r in n l c r; do ulimit -H$r 9000 2>&-; ulimit -S$r 9000 2>&-; ulimit -S$r; ulimit -H$r; done; (ulimit -n 64; ulimit -Hn); exec sleep 1000`
 	for _, level := range []sandbox.Level{sandbox.Off, sandbox.Limited, sandbox.Strict} {
 		t.Run(string(level), func(t *testing.T) {
@@ -32,13 +36,13 @@ func TestEachProcessIsBounded(t *testing.T) {
 			for range 9 {
 				got = append(got, line(t, out))
 			}
-			if want := strings.Fields("8192 8192 64 64 0 0 0 0 64"); !slices.Equal(got, want) {
+			if !slices.Equal(got, want) {
 				t.Errorf("files, KiB of locked memory, core, real-time priority, soft and hard, and fewer files: %v, want %v", got, want)
 			}
-			if kernel := limitsOf(t, p.PID()); kernel["Max nice priority"] != "0" || kernel["Max realtime priority"] != "0" || kernel["Max locked memory"] != "65536" {
+			if kernel := limitsOf(t, p.PID()); kernel["Max nice priority"] != "0" || kernel["Max realtime priority"] != "0" || kernel["Max locked memory"] != locked {
 				t.Errorf("the kernel's: %v", kernel)
 			}
-			told(t, p, "each of its processes has at most 8192 files open, locks at most 64 KiB of memory, dumps no core and can't raise its priority")
+			told(t, p, "each of its processes has at most "+files+" files open, locks at most "+kib(t, locked)+" KiB of memory, dumps no core and can't raise its priority")
 			end(t, p)
 		})
 	}
@@ -47,18 +51,18 @@ func TestEachProcessIsBounded(t *testing.T) {
 // A starter that has less than a program would get passes that on.
 func TestALowerLimitOfTheStarterStands(t *testing.T) {
 	t.Parallel()
-	wrapped := filepath.Join(t.TempDir(), "monitor")
-	if err := os.WriteFile(wrapped, fmt.Appendf(nil, "#!/bin/sh\nulimit -n 300; ulimit -l 16; exec %q\n", monitorPath), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	own := limitsOf(t, os.Getpid())
+	files, locked := atMost(t, own["Max open files"], 300), kib(t, atMost(t, own["Max locked memory"], 16<<10))
+	wrapped := writeProgram(t, filepath.Join(t.TempDir(), "monitor"),
+		fmt.Appendf(nil, "#!/bin/sh\nulimit -n %s; ulimit -l %s; exec '%s'\n", files, locked, monitorPath))
 	l := newLauncher(t, sandbox.LauncherOptions{Warm: -1, Monitor: wrapped})
 	spec := shell(t, `ulimit -Hn; ulimit -Hl; exec sleep 1000`)
 	out := output(t, &spec)
 	p := start(t, l, spec)
-	if files, locked := line(t, out), line(t, out); files != "300" || locked != "16" {
-		t.Errorf("%s files, %s KiB", files, locked)
+	if f, l := line(t, out), line(t, out); f != files || l != locked {
+		t.Errorf("%s files, %s KiB, want %s and %s", f, l, files, locked)
 	}
-	told(t, p, "each of its processes has at most 300 files open, locks at most 16 KiB of memory, dumps no core and can't raise its priority")
+	told(t, p, "each of its processes has at most "+files+" files open, locks at most "+locked+" KiB of memory, dumps no core and can't raise its priority")
 	end(t, p)
 }
 
@@ -70,6 +74,29 @@ func told(t *testing.T, p *sandbox.Process, want string) {
 	if !slices.Equal(about, []string{want}) {
 		t.Errorf("told %q, want %q", about, want)
 	}
+}
+
+// atMost is n, or a limit of this process that is lower: it stands.
+func atMost(t *testing.T, own string, n int) string {
+	t.Helper()
+	if own != "unlimited" {
+		m, err := strconv.Atoi(own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n = min(n, m)
+	}
+	return strconv.Itoa(n)
+}
+
+// kib is a number of bytes in KiB.
+func kib(t *testing.T, bytes string) string {
+	t.Helper()
+	n, err := strconv.Atoi(bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strconv.Itoa(n >> 10)
 }
 
 // limitsOf are the hard limits of a process by their names in proc_pid_limits(5).

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -65,6 +64,7 @@ func TestNextProcessTakesOver(t *testing.T) {
 		t.Run(sig.String(), func(t *testing.T) {
 			t.Parallel()
 			dir := stateDir(t)
+			begin := time.Now()
 			c, pid, monitor, addr := elsewhere(t, dir, "trap 'echo late; echo bye >&2; exit 5' USR1; echo up; while :; do sleep 0.01; done")
 			if err := syscall.Kill(-c.Process.Pid, sig); err != nil { // its whole group, as a terminal does
 				t.Fatal(err)
@@ -83,7 +83,7 @@ func TestNextProcessTakesOver(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer end(t, p)
-			if p.PID() != pid || p.MonitorPID() != monitor || time.Since(p.StartedAt()) > patience || p.Confinement().Level != sandbox.Off {
+			if p.PID() != pid || p.MonitorPID() != monitor || p.StartedAt().Before(begin) || p.Confinement().Level != sandbox.Off {
 				t.Errorf("another program: %d %d %v", p.PID(), p.MonitorPID(), p.StartedAt())
 			}
 			answerOn(t, p, meanwhile)
@@ -140,10 +140,17 @@ func answerOn(t *testing.T, p *sandbox.Process, client net.Conn) {
 func TestExitWhileNobodyWatchesIsRecorded(t *testing.T) {
 	t.Parallel()
 	dir := stateDir(t)
-	c, pid, monitor, _ := elsewhere(t, dir, "echo up; sleep 0.3; echo why >&2; exit 6")
+	goOn := filepath.Join(t.TempDir(), "go")
+	if err := unix.Mkfifo(goOn, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, pid, monitor, _ := elsewhere(t, dir, "echo up; read x <'"+goOn+"'; echo why >&2; exit 6")
 	program, m := held(t, pid), held(t, monitor)
 	_ = c.Process.Kill()
 	_ = c.Wait()
+	if err := os.WriteFile(goOn, []byte("now\n"), 0); err != nil {
+		t.Fatal(err)
+	}
 	if !gone(t, program, patience) || !gone(t, m, patience) {
 		t.Fatal("still there")
 	}
@@ -164,7 +171,7 @@ func TestAttachWhereNothingRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(stale, "control.sock")}); err != nil {
+	if err := unix.Bind(fd, control(t, stale)); err != nil {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
@@ -197,7 +204,7 @@ func TestSeveralControllersAreToldOfTheExit(t *testing.T) {
 		defer q.Close()
 		all = append(all, q)
 	}
-	if err := p.Stop(deadline(t), time.Second); err != nil {
+	if err := p.Stop(deadline(t), long); err != nil {
 		t.Fatal(err)
 	}
 	for _, q := range all {
@@ -205,6 +212,17 @@ func TestSeveralControllersAreToldOfTheExit(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
+}
+
+// control is the control socket of a state folder, by a path that fits an address whatever the folder's is.
+func control(t *testing.T, dir string) *unix.SockaddrUnix {
+	t.Helper()
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/control.sock", f.Fd())}
 }
 
 // raw connects to a control socket as wire speaks it.
@@ -215,7 +233,7 @@ func raw(t *testing.T, dir string) int {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, "control.sock")}); err != nil {
+	if err := unix.Connect(fd, control(t, dir)); err != nil {
 		t.Fatal(err)
 	}
 	return fd
@@ -249,7 +267,7 @@ func TestControllersThatMisbehaveHoldNobodyUp(t *testing.T) {
 	if _, err := p.Files(deadline(t)); err != nil {
 		t.Errorf("a controller of old: %v", err)
 	}
-	if err := p.Stop(deadline(t), 5*time.Second); err != nil || p.Exit().Signal != "SIGTERM" {
+	if err := p.Stop(deadline(t), long); err != nil || p.Exit().Signal != "SIGTERM" {
 		t.Errorf("%v %+v", err, p.Exit())
 	}
 }
@@ -293,17 +311,12 @@ func TestOnlyTheOwnUserControls(t *testing.T) {
 	if err := errors.Join(os.Chmod(spec.StateDir, 0o711), os.Chmod(socket, 0o666)); err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.Open(spec.StateDir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
-	path := "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/control.sock"
+	to := control(t, spec.StateDir)
 	for uid, answered := range map[int]bool{64003: false, 0: true} {
 		got := make(chan error, 1)
 		go func() {
 			runtime.LockOSThread() // and never unlocked: the thread ends with its identity
-			got <- askAs(uid, path)
+			got <- askAs(uid, to)
 		}()
 		if err := <-got; (err == nil) != answered {
 			t.Errorf("user %d: %v", uid, err)
@@ -312,7 +325,7 @@ func TestOnlyTheOwnUserControls(t *testing.T) {
 }
 
 // askAs asks for the status as another user, whose identity the calling thread keeps.
-func askAs(uid int, path string) error {
+func askAs(uid int, to unix.Sockaddr) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -321,7 +334,7 @@ func askAs(uid int, path string) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 		return errno
 	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+	if err := unix.Connect(fd, to); err != nil {
 		return nil // not the monitor's refusal, and so no success for this test
 	}
 	var m wire.Message
@@ -342,9 +355,7 @@ func TestAttachObeysItsContext(t *testing.T) {
 	spec := shell(t, "exec sleep 1000")
 	p := start(t, l, spec)
 	monitor := held(t, p.MonitorPID())
-	if err := unix.PidfdSendSignal(monitor, unix.SIGSTOP, nil, 0); err != nil {
-		t.Fatal(err)
-	}
+	freeze(t, p.MonitorPID())
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := sandbox.Attach(ctx, spec.StateDir); !errors.Is(err, context.DeadlineExceeded) {
@@ -365,8 +376,11 @@ func TestAttachObeysItsContext(t *testing.T) {
 func TestClosedLauncherLeavesItsProgramAlone(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t, sandbox.LauncherOptions{Warm: 3})
-	ended := start(t, l, shell(t, "exit 0"))
-	wait(t, ended)
+	ended := start(t, l, shell(t, "exec sleep 1000"))
+	monitors := []int{held(t, ended.MonitorPID())}
+	if err := ended.Stop(deadline(t), 0); err != nil {
+		t.Fatal(err)
+	}
 	spec := shell(t, "exec sleep 1000")
 	p, err := l.Start(deadline(t), spec)
 	if err != nil {
@@ -376,16 +390,18 @@ func TestClosedLauncherLeavesItsProgramAlone(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	waiting := l.WarmPIDs()
+	for _, pid := range l.WarmPIDs() {
+		monitors = append(monitors, held(t, pid))
+	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.Start(deadline(t), spec); err == nil {
 		t.Error("a closed launcher starts")
 	}
-	for _, pid := range append(waiting, ended.MonitorPID()) {
-		if s, err := wire.ReadStat(pid); err == nil && s.Parent == os.Getpid() {
-			t.Errorf("monitor %d is left in state %c", pid, s.State)
+	for i, fd := range monitors {
+		if !reaped(fd) {
+			t.Errorf("monitor %d is left", i)
 		}
 	}
 	if gone(t, program, 0) {
@@ -395,9 +411,10 @@ func TestClosedLauncherLeavesItsProgramAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	monitor := held(t, q.MonitorPID())
 	end(t, q)
-	if s, err := wire.ReadStat(q.MonitorPID()); err == nil && s.Parent == os.Getpid() {
-		t.Errorf("the monitor is left in state %c", s.State)
+	if !reaped(monitor) {
+		t.Error("the monitor is left")
 	}
 	if e, ok, err := sandbox.ReadExit(spec.StateDir); err != nil || !ok || e.Signal != "SIGKILL" {
 		t.Errorf("%+v %v %v", e, ok, err)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/otters-sh/otters/sandbox"
@@ -146,16 +147,22 @@ func each(t *testing.T, f func(t *testing.T, l *sandbox.Launcher, level sandbox.
 func copyProgram(t *testing.T, from, to string) string {
 	t.Helper()
 	b, err := os.ReadFile(from)
-	if err == nil {
-		err = os.WriteFile(to, b, 0o755)
-	}
-	if err == nil {
-		err = os.Chmod(to, 0o755)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return to
+	return writeProgram(t, to, b)
+}
+
+// writeProgram writes a program. No process is forked meanwhile, which would have it open for writing
+// until its own program runs, and so keep this one from being run.
+func writeProgram(t *testing.T, path string, b []byte) string {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := errors.Join(os.WriteFile(path, b, 0o755), os.Chmod(path, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // running lists the command lines of the host's processes that hold mark.
