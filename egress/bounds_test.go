@@ -50,8 +50,10 @@ func TestATunnelEndsEachWayByItself(t *testing.T) {
 // Invariant: a peer that is silent, or takes nothing, costs the daemon a connection for a bounded time.
 func TestSilenceIsBounded(t *testing.T) {
 	t.Parallel()
+	// Long enough for an answer that is on its way.
+	const short = 500 * time.Millisecond
 	addr := rawServer(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }) // never answers
-	p := start(t, func(o *Options) { o.IdleTimeout = 50 * time.Millisecond; o.ResolveTimeout = 50 * time.Millisecond }, addr, "silent.test")
+	p := start(t, func(o *Options) { o.IdleTimeout = short; o.ResolveTimeout = short }, addr, "silent.test")
 	tunnel, resp := p.send("CONNECT " + addr + " HTTP/1.1\r\nHost: x\r\nAUTH\r\n")
 	if resp.StatusCode != http.StatusOK {
 		t.Fatal(resp.Status)
@@ -79,7 +81,7 @@ func TestSilenceIsBounded(t *testing.T) {
 			}
 		}
 	})
-	flooded := start(t, func(o *Options) { o.IdleTimeout = 50 * time.Millisecond }, flood)
+	flooded := start(t, func(o *Options) { o.IdleTimeout = short }, flood)
 	_, resp = flooded.send("CONNECT " + flood + " HTTP/1.1\r\nHost: x\r\nAUTH\r\n")
 	if resp.StatusCode != http.StatusOK {
 		t.Fatal(resp.Status)
@@ -210,7 +212,7 @@ func TestTheEndCutsWhatIsOpen(t *testing.T) {
 		}
 		plain := make(chan string, 1)
 		go func() { plain <- p.get("http://" + addr) }()
-		for n := 0; n < 2; {
+		for n := 0; n < 2; time.Sleep(time.Millisecond) {
 			n += len(p.report.take())
 		}
 		end(p)

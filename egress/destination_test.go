@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Invariant: what is opened is what was written, and nothing that looks like it. Worst inputs: an
@@ -173,7 +174,7 @@ func TestWhatAnAddressIs(t *testing.T) {
 
 func TestPace(t *testing.T) {
 	t.Parallel()
-	p := newPace(1, 3)
+	p := &pace{every: time.Hour, burst: 3 * time.Hour}
 	for i := range 3 {
 		if !p.now() {
 			t.Errorf("request %d of the burst was held up", i)
@@ -185,8 +186,11 @@ func TestPace(t *testing.T) {
 		}
 	}
 	// Those that gave up have not used up a turn.
-	if wait := p.take(); wait > 2*p.every {
+	if wait := p.take(); wait > p.every {
 		t.Errorf("the next one waits %s", wait)
+	}
+	if made := newPace(20, 200); made.every != 50*time.Millisecond || made.burst != 10*time.Second {
+		t.Errorf("20 a second and 200 at once: one every %s, %s ahead", made.every, made.burst)
 	}
 }
 

@@ -13,8 +13,10 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,7 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 // deadline is for what must happen; nothing waits for it.
-const deadline = 30 * time.Second
+const deadline = 2 * time.Minute
 
 // names answers for a resolver, and counts what it was asked.
 type names struct {
@@ -106,7 +108,7 @@ func start(t *testing.T, change func(*Options), destinations ...string) *testPro
 		t.Fatal(err)
 	}
 	p := &testProxy{t: t, report: &record{}, names: &names{of: map[string][][]string{}, asked: map[string]int{}}, served: make(chan error, 1)}
-	opts := Options{Resolver: p.names, Reporter: p.report}
+	opts := Options{Resolver: p.names, Reporter: p.report, headerWait: deadline}
 	if change != nil {
 		change(&opts)
 	}
@@ -186,6 +188,29 @@ func hello(t *testing.T, address string, secure bool) (*httptest.Server, string)
 	return s, port
 }
 
+// helloAtSix is a server with TLS on ::1, on a port that nobody serves on 127.0.0.1 until the test ends.
+func helloAtSix(t *testing.T) (*httptest.Server, string) {
+	t.Helper()
+	for {
+		s, port := hello(t, "::1", true)
+		n, err := strconv.Atoi(port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = syscall.Close(fd) })
+		// Bound, and never listening: a connection is refused.
+		if err := syscall.Bind(fd, &syscall.SockaddrInet4{Port: n, Addr: [4]byte{127, 0, 0, 1}}); err == nil {
+			return s, port
+		} else if !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
+	}
+}
+
 // send speaks to the proxy byte by byte, and returns the answer with the connection.
 func (p *testProxy) send(text string) (net.Conn, *http.Response) {
 	p.t.Helper()
@@ -195,14 +220,13 @@ func (p *testProxy) send(text string) (net.Conn, *http.Response) {
 	}
 	p.t.Cleanup(func() { _ = conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(deadline))
-	if _, err := io.WriteString(conn, strings.ReplaceAll(text, "AUTH", "Proxy-Authorization: Basic YWdlbnQ6b3RyX3NlY3JldA==\r\n")); err != nil {
-		p.t.Fatal(err)
-	}
+	// One that is refused may be answered, and no more read, before all of it is sent.
+	_, sent := io.WriteString(conn, strings.ReplaceAll(text, "AUTH", "Proxy-Authorization: Basic YWdlbnQ6b3RyX3NlY3JldA==\r\n"))
 	r := bufio.NewReader(conn)
 	req := &http.Request{Method: text[:strings.IndexByte(text, ' ')]}
 	resp, err := http.ReadResponse(r, req)
 	if err != nil {
-		p.t.Fatal(err)
+		p.t.Fatal(err, sent)
 	}
 	p.t.Cleanup(func() { _ = resp.Body.Close() })
 	return bufferedConn{conn, r}, resp

@@ -21,24 +21,26 @@ func (d *door) tunnel(w http.ResponseWriter, r *http.Request) {
 		answer(w, asRefusal(err))
 		return
 	}
-	ctx, cancel := context.WithCancel(d.ctx)
-	defer cancel()
-	out := newWatched(server, d.proxy.opts.IdleTimeout, cancel)
-	defer out.Close()
+	defer server.Close()
 	client, buf, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		answer(w, asRefusal(err))
 		return
 	}
 	defer client.Close()
+	ctx, cancel := context.WithCancel(d.ctx)
+	defer cancel()
 	over := context.AfterFunc(ctx, func() {
 		_ = client.Close()
-		_ = out.Close()
+		_ = server.Close()
 	})
 	defer over()
 	if _, err := io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		return
 	}
+	// From now on, so that whoever is told of a tunnel had one, however slow this machine is.
+	out := newWatched(server, d.proxy.opts.IdleTimeout, cancel)
+	defer out.Close()
 	// What the client has sent already is with the server's reader.
 	early, _ := buf.Reader.Peek(buf.Reader.Buffered())
 	if len(early) > 0 {
