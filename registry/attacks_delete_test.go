@@ -77,7 +77,7 @@ func (s *server) reading(path string) io.ReadCloser {
 		s.t.Fatal(err)
 	}
 	req.Header.Set("Authorization", "Bearer "+token)
-	resp, err := http.DefaultTransport.RoundTrip(req)
+	resp, err := s.client.RoundTrip(req)
 	if err != nil || resp.StatusCode != http.StatusOK {
 		s.t.Fatal(resp, err)
 	}

@@ -32,7 +32,7 @@ func (s *server) remoteRepository(name string) *remote.Repository {
 	}
 	repo.PlainHTTP = true
 	repo.Client = &auth.Client{
-		Client:     &http.Client{},
+		Client:     &http.Client{Transport: s.client},
 		Credential: auth.StaticCredential(s.host, auth.Credential{Username: "anyone", Password: token}),
 	}
 	return repo

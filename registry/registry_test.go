@@ -38,28 +38,46 @@ func openStore(t testing.TB, dir string, opts registry.Options) *registry.Store 
 	return s
 }
 
-// server is a store behind a real listener.
+// server is a store behind a listener, with the connections of a client of its own: a port that was another
+// server's before has none that are left of that.
 type server struct {
-	t     testing.TB
-	store *registry.Store
-	host  string
+	t      testing.TB
+	store  *registry.Store
+	host   string
+	client *http.Transport
 }
 
+// serve listens on the loopback. Nothing of it ends for the machine's being slow: servePipes is for what is timed.
 func serve(t testing.TB, s *registry.Store, opts registry.HandlerOptions) *server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	if opts.BodyIdle == 0 {
+		opts.BodyIdle = time.Hour
+	}
 	opts.TokenHash = sha256.Sum256([]byte(token))
-	srv := &http.Server{Handler: s.Handler(opts), ReadHeaderTimeout: 10 * time.Second}
+	api := s.Handler(opts)
+	return serveOn(t, s, l, (&net.Dialer{}).DialContext, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		api.ServeHTTP(w, r)
+		// A server cuts the connection of who still sends half a second after the answer; a client that
+		// did not run in it may see the cut first.
+		_, _ = io.Copy(io.Discard, r.Body)
+	}))
+}
+
+func serveOn(t testing.TB, s *registry.Store, l net.Listener, dial func(context.Context, string, string) (net.Conn, error), h http.Handler) *server {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Hour}
+	client := &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 64, ExpectContinueTimeout: time.Hour}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() {
+		client.CloseIdleConnections()
 		_ = srv.Close()
 		<-done
 	})
-	return &server{t: t, store: s, host: l.Addr().String()}
+	return &server{t: t, store: s, host: l.Addr().String(), client: client}
 }
 
 func newServer(t testing.TB) *server {
@@ -110,7 +128,7 @@ func (s *server) try(method, path string, body []byte, header ...string) (answer
 		}
 		req.Header.Set(header[i], header[i+1])
 	}
-	resp, err := http.DefaultTransport.RoundTrip(req)
+	resp, err := s.client.RoundTrip(req)
 	if err != nil {
 		return answer{}, err
 	}

@@ -163,6 +163,8 @@ func basicOf(password string) string {
 
 // counted counts the requests for tokens.
 type counted struct {
+	http.RoundTripper
+
 	n *atomic.Int32
 }
 
@@ -170,7 +172,7 @@ func (c counted) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Path == "/v2/token" {
 		c.n.Add(1)
 	}
-	return http.DefaultTransport.RoundTrip(r)
+	return c.RoundTripper.RoundTrip(r)
 }
 
 // A client that follows the standard challenge, here that of oras by both of its ways, logs in.
@@ -184,7 +186,7 @@ func TestClientsLogInByTheChallenge(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, oauth2 := range map[string]bool{"get": false, "post": true} {
-		c := counted{new(atomic.Int32)}
+		c := counted{s.client, new(atomic.Int32)}
 		repo := s.remoteRepository("team/" + name)
 		repo.Client = &auth.Client{
 			Client: &http.Client{Transport: c}, ForceAttemptOAuth2: oauth2, Cache: auth.NewCache(),
