@@ -78,7 +78,7 @@ func serveCrash(s *registry.Store) (base string, err error) {
 		return "", err
 	}
 	go func() {
-		_ = http.Serve(l, s.Handler(registry.HandlerOptions{TokenHash: sha256.Sum256([]byte(token))}))
+		_ = http.Serve(l, s.Handler(registry.HandlerOptions{TokenHash: sha256.Sum256([]byte(token)), BodyIdle: time.Hour}))
 	}()
 	return "http://" + l.Addr().String(), nil
 }
@@ -105,14 +105,14 @@ func (w *crashWorker) run(ctx context.Context) error {
 			}
 			what, n, do = w.name, w.pushed[rand.IntN(len(w.pushed))], w.drop
 		}
-		fmt.Printf("begin %s %d\n", what, n)
+		fmt.Printf("begin %s %d;\n", what, n)
 		err := do(ctx, fmt.Sprintf("t%d", tag), n)
 		switch {
 		case err == nil:
-			fmt.Printf("done %s %d\n", what, n)
+			fmt.Printf("done %s %d;\n", what, n)
 		case errors.Is(err, errdef.ErrNotFound):
 			// There was no tag or manifest, or the machine was so slow that a blob outlived its grace.
-			fmt.Printf("fail %s %d\n", what, n)
+			fmt.Printf("fail %s %d;\n", what, n)
 		default:
 			return err
 		}

@@ -305,7 +305,7 @@ func TestCheckFindsDamage(t *testing.T) {
 	}{
 		"none":         {func(*testing.T, string) {}, ""},
 		"file missing": {change(os.Remove), "is missing"},
-		"file cut":     {change(func(p string) error { return os.Truncate(p, 70000) }), "bytes"},
+		"file cut":     {change(func(p string) error { return os.Truncate(p, 70000) }), "has 70000 bytes, 360000 are noted"},
 		"file altered": {change(func(p string) error {
 			data, err := os.ReadFile(p)
 			if err != nil {
