@@ -48,8 +48,7 @@ func benchRegistry(ctx context.Context, b *built, runs int) ([]row, error) {
 	var servers []*registryServer
 	defer func() {
 		for _, s := range servers {
-			_ = s.cmd.Process.Kill()
-			_ = s.cmd.Wait()
+			s.stop()
 		}
 	}()
 	for _, args := range [][]string{
@@ -102,6 +101,12 @@ func startRegistry(ctx context.Context, name, dir string, args []string) (*regis
 	}
 	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
 	return s, nil
+}
+
+// stop kills the server.
+func (s *registryServer) stop() {
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
 }
 
 // do makes a request, reads the answer to its end, and wants one of the class 2xx.

@@ -66,8 +66,7 @@ func (g *growing) start() (time.Duration, error) {
 		return 0, err
 	}
 	took := time.Since(started)
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
+	s.stop()
 	return took, nil
 }
 
@@ -84,10 +83,7 @@ func (g *growing) measure(what string) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		_ = s.cmd.Process.Kill()
-		_ = s.cmd.Wait()
-	}()
+	defer s.stop()
 	l := &registryLoad{ctx: g.ctx, servers: []*registryServer{s}, budget: time.Second / 2}
 	config, err := l.config(s)
 	if err != nil {
