@@ -174,10 +174,8 @@ func (s *Store) checkContent(ctx context.Context, c *Check, opts CheckOptions, f
 
 // verify compares content with its digest.
 func verify(ctx context.Context, c *Check, d digest.Digest, r io.Reader) error {
-	buf := copyBuffers.Get().(*[]byte)
-	defer copyBuffers.Put(buf)
 	sum := d.Algorithm().Hash()
-	_, err := io.CopyBuffer(struct{ io.Writer }{sum}, contextReader{ctx, r}, *buf)
+	_, err := copyAll(sum, contextReader{ctx, r})
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -126,7 +126,7 @@ func (x *exchange) created(kind string, d digest.Digest) {
 	x.replyEmpty(http.StatusCreated)
 }
 
-// copyFrom is the size of a file from which on it is copied to the connection, through copyBuffers,
+// copyFrom is the size of a file from which on it is copied to the connection, by copyAll,
 // rather than handed to the kernel: the caller would be the one to wait for all of it to come from
 // memory, while copying has the processors share that. A smaller file is in their caches.
 const copyFrom = 4 << 20
@@ -134,11 +134,7 @@ const copyFrom = 4 << 20
 // copied hands no file to the kernel.
 type copied struct{ http.ResponseWriter }
 
-func (c copied) ReadFrom(r io.Reader) (int64, error) {
-	buf := copyBuffers.Get().(*[]byte)
-	defer copyBuffers.Put(buf)
-	return io.CopyBuffer(struct{ io.Writer }{c.ResponseWriter}, struct{ io.Reader }{r}, *buf)
-}
+func (c copied) ReadFrom(r io.Reader) (int64, error) { return copyAll(c.ResponseWriter, r) }
 
 // send answers with content. Ranges, conditions and HEAD are the standard library's; files below
 // copyFrom go by sendfile.

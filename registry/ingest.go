@@ -25,8 +25,15 @@ const (
 	manyWriters = 16
 )
 
-// copyBuffers hold what passes from a reader into a file.
+// copyBuffers hold what passes from a reader to a writer.
 var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
+
+// copyAll copies r to w through one of them, whatever ways of their own the two have.
+func copyAll(w io.Writer, r io.Reader) (int64, error) {
+	buf := copyBuffers.Get().(*[]byte)
+	defer copyBuffers.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, *buf)
+}
 
 // ingest receives one blob: into memory up to rowLimit, then into a temporary file. Nothing of it
 // is visible before finish and a commit. It has one user at a time.
@@ -95,9 +102,7 @@ func (g *ingest) toFile(p []byte) error {
 
 // readFrom adds all of r.
 func (g *ingest) readFrom(r io.Reader) error {
-	buf := copyBuffers.Get().(*[]byte)
-	defer copyBuffers.Put(buf)
-	_, err := io.CopyBuffer(struct{ io.Writer }{g}, struct{ io.Reader }{r}, *buf)
+	_, err := copyAll(g, r)
 	return err
 }
 
@@ -129,9 +134,7 @@ func (g *ingest) rehash(algorithm digest.Algorithm) error {
 		g.hash.Write(g.row)
 		return nil
 	}
-	buf := copyBuffers.Get().(*[]byte)
-	defer copyBuffers.Put(buf)
-	_, err := io.CopyBuffer(struct{ io.Writer }{g.hash}, io.NewSectionReader(g.file, 0, g.size), *buf)
+	_, err := copyAll(g.hash, io.NewSectionReader(g.file, 0, g.size))
 	return err
 }
 

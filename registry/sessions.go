@@ -35,7 +35,7 @@ func newSessions(limit int, idle time.Duration) *sessions {
 	return &sessions{limit: limit, idle: idle, byID: make(map[string]*session)}
 }
 
-// start opens a session and leaves it with the caller; nil means that there are too many.
+// start opens a session and leaves it with the caller.
 func (s *sessions) start(store *Store, repository string, algorithm digest.Algorithm) (*session, error) {
 	u := &session{id: uuid.NewString(), repository: repository, blob: store.newIngest(algorithm), busy: true}
 	s.mu.Lock()
