@@ -35,6 +35,7 @@ const powerToken = "power"
 // powerLoss is a disk that notes what happens, and at each moment what a loss of power then would leave.
 type powerLoss struct {
 	realDisk
+	t   *testing.T
 	dir string
 
 	mu     sync.Mutex
@@ -56,7 +57,7 @@ type loss struct {
 	gone        map[digest.Digest]bool
 }
 
-func (p *powerLoss) note(t testing.TB, event string) {
+func (p *powerLoss) note(event string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.events = append(p.events, event)
@@ -64,13 +65,13 @@ func (p *powerLoss) note(t testing.TB, event string) {
 	for _, name := range []string{"registry.db", "registry.db-wal"} {
 		data, err := os.ReadFile(filepath.Join(p.dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			t.Error(err)
+			p.t.Error(err)
 		}
 		l.database[name] = data
 	}
 	there, err := os.ReadDir(filepath.Join(p.dir, "blobs"))
 	if err != nil {
-		t.Error(err)
+		p.t.Error(err)
 	}
 	for _, e := range there {
 		// What was not synced of a file is as good as lost, though its name may be there.
@@ -82,15 +83,8 @@ func (p *powerLoss) note(t testing.TB, event string) {
 	p.losses = append(p.losses, l)
 }
 
-// noting is a powerLoss in a test.
-type noting struct {
-	*powerLoss
-
-	t testing.TB
-}
-
-func (p noting) syncFile(f *os.File) error {
-	err := p.powerLoss.syncFile(f)
+func (p *powerLoss) syncFile(f *os.File) error {
+	err := p.realDisk.syncFile(f)
 	data, readErr := os.ReadFile(f.Name())
 	if readErr != nil {
 		p.t.Error(readErr)
@@ -98,21 +92,21 @@ func (p noting) syncFile(f *os.File) error {
 	p.mu.Lock()
 	p.synced[filepath.Base(f.Name())] = data
 	p.mu.Unlock()
-	p.note(p.t, "sync")
+	p.note("sync")
 	return err
 }
 
-func (p noting) rename(from, to string) error {
-	err := p.powerLoss.rename(from, to)
+func (p *powerLoss) rename(from, to string) error {
+	err := p.realDisk.rename(from, to)
 	p.mu.Lock()
 	p.synced[filepath.Base(to)] = p.synced[filepath.Base(from)]
 	p.mu.Unlock()
-	p.note(p.t, "rename")
+	p.note("rename")
 	return err
 }
 
-func (p noting) syncFolder(f *os.File) error {
-	err := p.powerLoss.syncFolder(f)
+func (p *powerLoss) syncFolder(f *os.File) error {
+	err := p.realDisk.syncFolder(f)
 	if filepath.Base(f.Name()) != "blobs" {
 		return err
 	}
@@ -126,20 +120,20 @@ func (p noting) syncFolder(f *os.File) error {
 		p.named[e.Name()] = true
 	}
 	p.mu.Unlock()
-	p.note(p.t, "folder")
+	p.note("folder")
 	return err
 }
 
-func (p noting) remove(path string) error {
-	err := p.powerLoss.remove(path)
-	p.note(p.t, "remove")
+func (p *powerLoss) remove(path string) error {
+	err := p.realDisk.remove(path)
+	p.note("remove")
 	return err
 }
 
-func (p noting) commit(exec func() error) error {
-	p.note(p.t, "begin")
+func (p *powerLoss) commit(exec func() error) error {
+	p.note("begin")
 	err := exec()
-	p.note(p.t, "commit")
+	p.note("commit")
 	return err
 }
 
@@ -147,7 +141,6 @@ func (p noting) commit(exec func() error) error {
 type powered struct {
 	*powerLoss
 
-	t       *testing.T
 	store   *Store
 	handler http.Handler
 	now     time.Time
@@ -155,9 +148,9 @@ type powered struct {
 
 func newPowered(t *testing.T) *powered {
 	t.Helper()
-	d := &powerLoss{dir: t.TempDir(), synced: map[string][]byte{}, named: map[string]bool{}, wanted: map[digest.Digest]string{}, gone: map[digest.Digest]bool{}}
-	p := &powered{powerLoss: d, t: t, now: time.Now()}
-	s, err := Open(d.dir, Options{disk: noting{d, t}, Now: func() time.Time { return p.now }})
+	d := &powerLoss{t: t, dir: t.TempDir(), synced: map[string][]byte{}, named: map[string]bool{}, wanted: map[digest.Digest]string{}, gone: map[digest.Digest]bool{}}
+	p := &powered{powerLoss: d, now: time.Now()}
+	s, err := Open(d.dir, Options{disk: d, Now: func() time.Time { return p.now }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +197,7 @@ func (p *powered) do(method, path string, body []byte, contentType, events strin
 		for _, d := range deleted {
 			p.gone[d] = true
 		}
-		p.note(p.t, "answer")
+		p.note("answer")
 	}}
 	p.handler.ServeHTTP(w, req)
 	if got := strings.Join(p.events[before:], " "); got != events {
