@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -22,8 +23,7 @@ import (
 const (
 	// maxUsage is what the model gets of a tool's usage text, in bytes.
 	maxUsage = 64 << 10
-	// pipeDelay is how long output is awaited from a process that left the tool's group and still
-	// holds its pipes.
+	// pipeDelay is how long a process is waited for that left the tool's group and still holds its pipes.
 	pipeDelay = time.Second
 )
 
@@ -138,15 +138,13 @@ func (p *program) Call(ctx context.Context, call loop.Call) (string, error) {
 	}
 	stdout, stderr := &output{keep: p.keep}, &output{keep: p.keep}
 	cmd := exec.Command(p.path, in.Args...)
-	cmd.Dir, cmd.Env = p.keep.dir, p.env
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.Stdin), stdout, stderr
+	cmd.Dir, cmd.Env, cmd.Stdin = p.keep.dir, p.env, strings.NewReader(in.Stdin)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = pipeDelay
-	if err := cmd.Start(); err != nil {
+	err := runGroup(ctx, cmd, stdout, stderr)
+	if cmd.Process == nil {
 		return "", fmt.Errorf("start: %w", err)
 	}
-	awaitGroup(ctx, cmd.Process.Pid)
-	err := cmd.Wait()
 	stdout.close()
 	stderr.close()
 	text := both(stdout, stderr)
@@ -160,6 +158,37 @@ func (p *program) Call(ctx context.Context, call loop.Call) (string, error) {
 		return text, fmt.Errorf("wait: %w", err)
 	}
 	return join(text, exitText(cmd.ProcessState)), nil
+}
+
+// runGroup runs a command in a group of its own, and returns when it has ended and all that the group wrote is
+// read. The command has no process where it did not start.
+func runGroup(ctx context.Context, cmd *exec.Cmd, stdout, stderr io.Writer) error {
+	out, err := newStream()
+	if err != nil {
+		return err
+	}
+	defer out.close()
+	errs, err := newStream()
+	if err != nil {
+		return err
+	}
+	defer errs.close()
+	cmd.Stdout, cmd.Stderr = out.program, errs.program
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	out.read(stdout)
+	errs.read(stderr)
+	awaitGroup(ctx, cmd.Process.Pid)
+	err = cmd.Wait()
+	late := time.AfterFunc(pipeDelay, func() {
+		out.stop()
+		errs.stop()
+	})
+	defer late.Stop()
+	<-out.done
+	<-errs.done
+	return err
 }
 
 // awaitGroup returns once the leader has ended and the group is killed. The leader is left to be
