@@ -41,8 +41,10 @@ const (
 	maxHeaders = 64 << 10
 	// maxStreams bounds the calls in flight of one connection.
 	maxStreams = 1024
-	// stopGrace is how long callers may take to read the end of their turns.
-	stopGrace = time.Second
+	// When the runtime stops, a turn may be held up for sendGrace to twice that by a caller who does not read, and
+	// once all have ended callers have readGrace to be sent what there still is. Both are over sooner as a rule.
+	sendGrace = 2 * time.Second
+	readGrace = 5 * time.Second
 )
 
 // Options say what to serve and where. Root is required, and Listener or Addr.
@@ -116,10 +118,34 @@ func watch(ctx context.Context, svc *service, served <-chan error) error {
 
 // halt ends the server: gently, so that callers see the end of their turns, but not for long.
 func halt(srv *grpc.Server, svc *service) {
-	forced := time.AfterFunc(stopGrace, srv.Stop)
-	defer forced.Stop()
-	srv.GracefulStop()
-	svc.drain()
+	drained, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(drained)
+		svc.drain()
+	}()
+	go func() {
+		defer close(gone)
+		srv.GracefulStop()
+	}()
+	look := time.NewTicker(sendGrace)
+	defer look.Stop()
+	ended, sent := drained, int64(-1)
+	for {
+		select {
+		case <-gone:
+			<-drained
+			return
+		case <-ended:
+			ended = nil
+			look.Reset(readGrace)
+		case <-look.C:
+			now := svc.sent.Load()
+			if ended == nil || now == sent && svc.sending.Load() > 0 {
+				srv.Stop()
+			}
+			sent = now
+		}
+	}
 }
 
 // listen takes the listener that was handed over or binds one, and says who may call.

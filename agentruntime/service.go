@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -47,6 +48,8 @@ type service struct {
 	store    *opening
 	queue    queue
 	stopped  context.Context // cancelled when the runtime stops
+
+	sending, sent atomic.Int64 // events that are being sent, and that were
 
 	mu      sync.Mutex
 	closing bool
@@ -327,7 +330,11 @@ func (s *service) ChatStream(req *agentv1.ChatStreamRequest, stream agentv1.Agen
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	_, started, err := s.take(ctx, p, func(e loop.Event) {
-		if err := stream.Send(wireEvent(e)); err != nil {
+		s.sending.Add(1)
+		err := stream.Send(wireEvent(e))
+		s.sending.Add(-1)
+		s.sent.Add(1)
+		if err != nil {
 			// The caller is gone, though its context may end only just after.
 			cancel(fmt.Errorf("%w: %w", context.Canceled, err))
 		}
