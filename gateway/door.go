@@ -30,8 +30,9 @@ const (
 	headerWait = 10 * time.Second // for a request's headers
 	bodyWait   = time.Minute      // for its body
 	idleWait   = 2 * time.Minute  // for the next request
-	// farewell is for handlers to tell their agents why a call was cut off.
-	farewell = 250 * time.Millisecond
+	// farewell is for handlers to tell their agents why a call was cut off. It is over sooner unless an agent
+	// does not read.
+	farewell = 3 * time.Second
 	// reportEvery keeps an agent from flooding the log with refusals.
 	reportEvery = time.Second
 )

@@ -25,7 +25,20 @@ import (
 	"github.com/otters-sh/otters/model"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	var left error
+	for end := time.Now().Add(time.Minute); code == 0 && time.Now().Before(end); { // Find itself waits for half a second
+		if left = goleak.Find(); left == nil {
+			break
+		}
+	}
+	if left != nil {
+		fmt.Fprintln(os.Stderr, left)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 const realKey = "sk-real-0123456789abcdef0123456789abcdef"
 
@@ -108,7 +121,7 @@ func newWorld(t *testing.T, providers string, opts gateway.Options) *world {
 	opts.Logger = slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	w.Gateway = gateway.New(opts)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := w.Close(ctx); err != nil {
 			t.Errorf("close: %v", err)

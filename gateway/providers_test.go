@@ -89,7 +89,12 @@ func TestLoadProvidersTakesGoodFilesAndRefusesTheRest(t *testing.T) {
 				}
 				return
 			}
-			if !errors.Is(err, gateway.ErrProviders) || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "; ") {
+			// The path has digits of its own.
+			says, named := "", false
+			if err != nil {
+				says, named = strings.ReplaceAll(err.Error(), path, "FILE"), strings.Contains(err.Error(), path)
+			}
+			if !errors.Is(err, gateway.ErrProviders) || !strings.Contains(says, tc.want) || !named || !strings.Contains(says, "; ") {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 			if err != nil && strings.Contains(err.Error(), yamlKey) {
@@ -137,10 +142,14 @@ func TestLoadProvidersWantsAPrivateFile(t *testing.T) {
 		}
 	}
 	if os.Geteuid() == 0 {
-		if err := errors.Join(os.Chmod(path, 0o600), os.Chown(path, 65533, 65533)); err != nil {
+		err := errors.Join(os.Chmod(path, 0o600), os.Chown(path, 65533, 65533))
+		if errors.Is(err, syscall.EINVAL) {
+			t.Skip("this user namespace has no other user")
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := gateway.LoadProviders(path); !errors.Is(err, gateway.ErrProviders) || !strings.Contains(err.Error(), "65533") {
+		if _, err := gateway.LoadProviders(path); !errors.Is(err, gateway.ErrProviders) || !strings.Contains(err.Error(), "user id 65533;") {
 			t.Errorf("of another user: %v", err)
 		}
 	}
