@@ -59,9 +59,14 @@ func (f *fake) Build(s grpc.ClientStreamingServer[daemonv1.BuildRequest, daemonv
 	return f.build(s)
 }
 
+// shortDir is a folder with a path that is short enough for a socket in it, whatever TMPDIR is.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "oc")
+	parent := os.TempDir()
+	if len(parent) > 40 {
+		parent = "/tmp"
+	}
+	dir, err := os.MkdirTemp(parent, "oc")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,11 +215,7 @@ func TestEndingTheLoopCancelsTheTurn(t *testing.T) {
 		}
 		break
 	}
-	select {
-	case <-cancelled:
-	case <-time.After(10 * time.Second):
-		t.Fatal("the daemon never heard of it")
-	}
+	<-cancelled // The daemon heard of it.
 }
 
 func TestWaitReady(t *testing.T) {
@@ -252,10 +253,13 @@ func TestSocketOfAnotherUserIsRefused(t *testing.T) {
 	}
 	runtime.LockOSThread()
 	keep := ^uintptr(0)
-	unix.RawSyscall(unix.SYS_SETRESUID, keep, 4242, keep)
+	_, _, none := unix.RawSyscall(unix.SYS_SETRESUID, keep, 4242, keep)
 	err = unix.Listen(fd, 4)
 	unix.RawSyscall(unix.SYS_SETRESUID, keep, 0, keep)
 	runtime.UnlockOSThread()
+	if none != 0 {
+		t.Skipf("root of a namespace without user 4242: %v", none)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

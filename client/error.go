@@ -118,7 +118,7 @@ func (c *Client) fromCall(ctx context.Context, err error) error {
 
 // lost tells a daemon that has gone from one that answers "unavailable".
 func (c *Client) lost(ctx context.Context, e *Error) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	conn, err := connect(ctx, c.socket)
 	if err == nil {
