@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -68,7 +69,7 @@ func names(t *testing.T, dir string) string {
 // newRoot is an agent's tree with a secret beside it and links that lead to it.
 func newRoot(t *testing.T) (root, secret string, env []string) {
 	t.Helper()
-	top := t.TempDir()
+	top := tempDir(t)
 	root, secret = filepath.Join(top, "agent"), filepath.Join(top, "secret")
 	for _, dir := range []string{"workspace/sub", "etc"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
@@ -76,7 +77,8 @@ func newRoot(t *testing.T) (root, secret string, env []string) {
 		}
 	}
 	for path, text := range map[string]string{secret: "secret", root + "/workspace/notes.txt": "a\nb\n", root + "/etc/in": "in"} {
-		if err := os.WriteFile(path, []byte(text), 0o640); err != nil {
+		// Whatever the umask is, a mode is checked.
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o640), os.Chmod(path, 0o640)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -269,7 +271,7 @@ func TestABombOfAnArchiveIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, mode := range []string{"-t", "-x"} {
-		got := start(t, t.TempDir(), b.String(), built, "tar", mode, "-f", "-")
+		got := start(t, tempDir(t), b.String(), built, "tar", mode, "-f", "-")
 		if want := (result{"", "tar: -: more than 1 GiB unpacked\n", 1}); got != want {
 			t.Errorf("%s: %+v", mode, got)
 		}

@@ -78,7 +78,7 @@ func TestFetch(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.args, func(t *testing.T) {
 			t.Parallel()
-			dir := t.TempDir()
+			dir := tempDir(t)
 			place := strings.NewReplacer("URL", server.URL, "OTHER", other.URL, "DIR", dir)
 			argv := []string{"fetch"}
 			for arg := range strings.FieldsSeq(place.Replace(tt.args)) {
@@ -121,7 +121,7 @@ func TestFetchRefusesAWrongCall(t *testing.T) {
 		"--max-time 601 http://a": "--max-time 601: want a whole number up to 600",
 		"-X PUT http://a":         "unknown shorthand flag: 'X' in -X",
 	} {
-		got := start(t, t.TempDir(), "", built, append([]string{"fetch"}, strings.Fields(args)...)...)
+		got := start(t, tempDir(t), "", built, append([]string{"fetch"}, strings.Fields(args)...)...)
 		if first, _, _ := strings.Cut(got.stderr, "\n"); first != "fetch: "+want || got.code != 2 || got.stdout != "" {
 			t.Errorf("%s: %+v", args, got)
 		}
@@ -164,7 +164,7 @@ func TestFetchGoesThroughTheProxyAlone(t *testing.T) {
 		{set("HTTP_PROXY", "socks5://localhost:1"), server.URL + "/hello", result{"", "fetch: " + server.URL + "/hello: HTTP_PROXY: want a URL that starts with http:// or https://\n", 1}},
 	}
 	for _, tt := range tests {
-		if got := startIn(t, tt.env, t.TempDir(), "", built, "fetch", tt.url); got != tt.want {
+		if got := startIn(t, tt.env, tempDir(t), "", built, "fetch", tt.url); got != tt.want {
 			t.Errorf("%v %s: %+v", tt.env, tt.url, got)
 		}
 	}
@@ -176,22 +176,22 @@ func TestFetchChecksWhoAnswers(t *testing.T) {
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.StartTLS()
 	defer server.Close()
-	got := start(t, t.TempDir(), "", built, "fetch", server.URL+"/hello")
+	got := start(t, tempDir(t), "", built, "fetch", server.URL+"/hello")
 	if got.code != 1 || got.stdout != "" || !strings.Contains(got.stderr, "certificate signed by unknown authority") {
 		t.Errorf("%+v", got)
 	}
 	plain := httptest.NewServer(pages())
 	defer plain.Close()
-	authority := t.TempDir() + "/ca.pem"
+	authority := tempDir(t) + "/ca.pem"
 	if err := os.WriteFile(authority, pemOf(server), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	env := []string{"SSL_CERT_FILE=" + authority}
-	if got := startIn(t, env, t.TempDir(), "", built, "fetch", server.URL+"/hello"); got != (result{"hello\n", "", 0}) {
+	if got := startIn(t, env, tempDir(t), "", built, "fetch", server.URL+"/hello"); got != (result{"hello\n", "", 0}) {
 		t.Errorf("%+v", got)
 	}
 	down := server.URL + "/away?to=" + plain.URL + "/hello"
-	if got := startIn(t, env, t.TempDir(), "", built, "fetch", down); got != (result{"", "fetch: " + down + ": a redirect from https to http\n", 1}) {
+	if got := startIn(t, env, tempDir(t), "", built, "fetch", down); got != (result{"", "fetch: " + down + ": a redirect from https to http\n", 1}) {
 		t.Errorf("%+v", got)
 	}
 }

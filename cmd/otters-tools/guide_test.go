@@ -28,7 +28,7 @@ func TestTheDemoAgentsToolsAndPrompts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := t.TempDir()
+	root := tempDir(t)
 	data, workspace := filepath.Join(root, "etc/data"), filepath.Join(root, "workspace")
 	for _, dir := range []string{data, workspace} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -48,11 +49,16 @@ func start(t *testing.T, dir, stdin string, path string, argv ...string) result 
 
 func startIn(t *testing.T, env []string, dir, stdin string, path string, argv ...string) result {
 	t.Helper()
+	return startWith(t, env, dir, strings.NewReader(stdin), path, argv...)
+}
+
+func startWith(t *testing.T, env []string, dir string, stdin io.Reader, path string, argv ...string) result {
+	t.Helper()
 	cmd := exec.Command(path)
 	cmd.Args = argv
 	cmd.Dir = dir
 	cmd.Env = env
-	cmd.Stdin = strings.NewReader(stdin)
+	cmd.Stdin = stdin
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
@@ -83,9 +89,20 @@ var files = map[string]string{
 	"héllo.txt":    "naïve café\n",
 }
 
+// tempDir is a folder by the path that the kernel tells a program of its working folder, whatever links TMPDIR
+// goes through.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 func newTree(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
+	dir := tempDir(t)
 	for name, text := range files {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -267,10 +284,10 @@ func TestTools(t *testing.T) {
 func TestALineWithoutEndIsRefusedAndALongOneIsNot(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", maxLine-1) + "\n"
-	if got := start(t, t.TempDir(), long, built, "head", "-n1"); got.code != 0 || got.stdout != long {
+	if got := start(t, tempDir(t), long, built, "head", "-n1"); got.code != 0 || got.stdout != long {
 		t.Errorf("a line of %d bytes: %q, code %d", len(long), got.stderr, got.code)
 	}
-	got := start(t, t.TempDir(), strings.Repeat("x", maxLine+64<<10), built, "head", "-n1")
+	got := start(t, tempDir(t), strings.Repeat("x", maxLine+64<<10), built, "head", "-n1")
 	if got.code != exitError || got.stderr != "head: -: a line is longer than 16 MiB\n" {
 		t.Errorf("a longer line: %q, code %d", got.stderr, got.code)
 	}
@@ -310,32 +327,28 @@ func TestMoreThanCanBeHeldIsRefused(t *testing.T) {
 	if testing.Short() {
 		t.Skip("reads 300 MB more than once")
 	}
-	dir := t.TempDir()
-	f, err := os.Create(filepath.Join(dir, "big"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	line := []byte(`"` + strings.Repeat("x", 1<<20-3) + "\"\n")
-	for range 300 {
-		if _, err := f.Write(line); err != nil {
-			t.Fatal(err)
+	line := `"` + strings.Repeat("x", 1<<20-3) + "\"\n"
+	big := func() io.Reader { // no file, since a disk may be small
+		lines := make([]io.Reader, 300)
+		for i := range lines {
+			lines[i] = strings.NewReader(line)
 		}
+		return io.MultiReader(lines...)
 	}
 	tests := []struct {
 		argv   []string
 		stderr string
 		code   int
 	}{
-		{[]string{"sort", "big"}, "sort: big: more than 256 MiB to keep in memory\n", exitUsage},
-		{[]string{"tail", "-n", "1000", "big"}, "tail: big: more than 256 MiB to keep in memory\n", exitError},
-		{[]string{"grep", "-B", "1000", "no such line", "big"}, "grep: big: more than 256 MiB to keep in memory\n", exitUsage},
-		{[]string{"jq", "-s", "length", "big"}, "jq: big: more than 256 MiB to keep in memory\n", exitUsage},
-		{[]string{"tail", "-n", "1", "big"}, "", exitOK},
-		{[]string{"jq", "-n", "input | length", "big"}, "", exitOK},
+		{[]string{"sort"}, "sort: -: more than 256 MiB to keep in memory\n", exitUsage},
+		{[]string{"tail", "-n", "1000"}, "tail: -: more than 256 MiB to keep in memory\n", exitError},
+		{[]string{"grep", "-B", "1000", "no such line"}, "grep: -: more than 256 MiB to keep in memory\n", exitUsage},
+		{[]string{"jq", "-s", "length"}, "jq: standard input: more than 256 MiB to keep in memory\n", exitUsage},
+		{[]string{"tail", "-n", "1"}, "", exitOK},
+		{[]string{"jq", "-n", "input | length"}, "", exitOK},
 	}
 	for _, tt := range tests {
-		if got := start(t, dir, "", built, tt.argv...); got.stderr != tt.stderr || got.code != tt.code {
+		if got := startWith(t, []string{}, tempDir(t), big(), built, tt.argv...); got.stderr != tt.stderr || got.code != tt.code {
 			t.Errorf("%v: %q, code %d", tt.argv, got.stderr, got.code)
 		}
 	}
@@ -347,11 +360,11 @@ func TestMoreMemoryThanAToolMayTakeIsRefused(t *testing.T) {
 	if os.Getenv("OTTERS_LOAD") == "" {
 		t.Skip("it takes a GiB of memory; make load runs it")
 	}
-	got := start(t, t.TempDir(), "", built, "jq", "-n", "[range(1e9)] | length")
+	got := start(t, tempDir(t), "", built, "jq", "-n", "[range(1e9)] | length")
 	if got.code != exitUsage || got.stdout != "" || got.stderr != "jq: takes more than 1024 MiB of memory\n" {
 		t.Errorf("%+v", got)
 	}
-	if got = start(t, t.TempDir(), "", built, "jq", "-n", "[range(1e6)] | length"); got.code != exitOK || got.stdout != "1000000\n" {
+	if got = start(t, tempDir(t), "", built, "jq", "-n", "[range(1e6)] | length"); got.code != exitOK || got.stdout != "1000000\n" {
 		t.Errorf("the allowed twin: %+v", got)
 	}
 }
@@ -359,7 +372,7 @@ func TestMoreMemoryThanAToolMayTakeIsRefused(t *testing.T) {
 // Lines cost more than their bytes: two files of them are compared up to a number, and told of beyond it.
 func TestDiffOfMoreLinesThanItTakes(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	dir := tempDir(t)
 	for name, lines := range map[string]int{"fits": maxComparedLines, "more": maxComparedLines + 1} {
 		if err := os.WriteFile(filepath.Join(dir, name), bytes.Repeat([]byte("x\n"), lines), 0o600); err != nil {
 			t.Fatal(err)
@@ -394,10 +407,9 @@ func TestLinesComeOutAsTheyComeIn(t *testing.T) {
 			t.Fatal(err)
 		}
 		fmt.Fprintln(in, "otter")
-		buf := make([]byte, 64)
-		n, err := out.Read(buf)
-		if err != nil || !bytes.HasSuffix(buf[:n], []byte("otter\n")) {
-			t.Errorf("%v: %q, %v", argv, buf[:n], err)
+		line, err := bufio.NewReader(out).ReadString('\n')
+		if err != nil || !strings.HasSuffix(line, "otter\n") {
+			t.Errorf("%v: %q, %v", argv, line, err)
 		}
 		in.Close()
 		if err := cmd.Wait(); err != nil {

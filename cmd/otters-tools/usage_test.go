@@ -134,7 +134,7 @@ func TestTheExamplesOfEveryUsageRun(t *testing.T) {
 // binFolder makes what an agent's usr/bin is: a link for each tool.
 func binFolder(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
+	dir := tempDir(t)
 	for _, tool := range tools() {
 		if err := os.Symlink(built, filepath.Join(dir, tool.name)); err != nil {
 			t.Fatal(err)
@@ -159,7 +159,7 @@ func words(line string) []string {
 // newAgent lays out what the examples speak of and returns the working folder in it.
 func newAgent(t *testing.T) string {
 	t.Helper()
-	root := t.TempDir()
+	root := tempDir(t)
 	for name, text := range map[string]string{
 		"etc/data/rivers.json":   `{"rivers":[{"name":"Severn","length_km":354}]}`,
 		"etc/data/sightings.csv": "id,river,count\n1,River Severn,4\n",
