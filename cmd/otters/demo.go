@@ -28,7 +28,7 @@ const (
 	// endGrace is how long a daemon that was not asked, or did not listen, has after SIGTERM.
 	endGrace = 5 * time.Second
 	// endPatience is how long processes may take to be gone after the daemon is.
-	endPatience = 2 * time.Second
+	endPatience = 10 * time.Second
 )
 
 func (a *app) demoCommand() *cobra.Command {

@@ -65,7 +65,7 @@ func TestDemoKeepCanBeGoneOnWith(t *testing.T) {
 func (m *machine) started(marker string) (*exec.Cmd, *os.File, *bytes.Buffer) {
 	t := m.t
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	cmd := m.command(ctx, "demo")
 	out, w, err := os.Pipe()
@@ -155,9 +155,7 @@ func TestDemoWithoutDaemonProgramLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(alone, "otters"), program, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, filepath.Join(alone, "otters"), string(program), 0o755)
 	with := *m
 	with.bin = alone
 	if got := with.otters("demo"); got.code != 1 || !strings.Contains(got.err, "ottersd: no such program beside ") {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -40,9 +41,11 @@ func TestDoctorTellsWhatConfines(t *testing.T) {
 
 func TestDoctorRefusesWhatItDoesNotKnow(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"doctor", "x"}, {"doctor", "--format", "yaml"}, {"doctor", "--nope"}} {
-		got := otters(t.Context(), "", "", args...)
-		if got.code != exitUsage || got.out != "" {
+	none := filepath.Join(tempDir(t), "none")
+	for says, args := range map[string][]string{
+		"unexpected argument \"x\"": {"doctor", "x"}, "want table or json": {"doctor", "--format", "yaml"}, "unknown flag: --nope": {"doctor", "--nope"},
+	} {
+		if got := otters(t.Context(), none, "", args...); got.code != exitUsage || got.out != "" || !strings.Contains(got.err, says) {
 			t.Errorf("%q: %+v", args, got)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -231,10 +232,15 @@ func (f *fake) Logs(r *daemonv1.LogsRequest, s grpc.ServerStreamingServer[daemon
 	return nil
 }
 
-// tempDir is a folder with a short path that agents' own users can pass through.
+// tempDir is a folder that agents' own users can pass through, with a path that is short enough for sockets
+// below it, whatever TMPDIR is.
 func tempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ot")
+	parent := os.TempDir()
+	if len(parent) > 40 {
+		parent = "/tmp"
+	}
+	dir, err := os.MkdirTemp(parent, "ot")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,6 +290,18 @@ func otters(ctx context.Context, socket, in string, args ...string) outcome {
 func writeFile(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writeProgram writes what is to be run. No process is forked meanwhile, since it would have the file open
+// for writing until it runs another program, and the kernel runs no program that somebody may write (ETXTBSY).
+func writeProgram(t testing.TB, path, text string, mode os.FileMode) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	writeFile(t, path, text)
+	if err := os.Chmod(path, mode); err != nil {
 		t.Fatal(err)
 	}
 }

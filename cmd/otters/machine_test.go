@@ -17,6 +17,9 @@ import (
 	"github.com/otters-sh/otters/internal/testprograms"
 )
 
+// patience bounds what is over at once on an idle machine.
+const patience = 5 * time.Minute
+
 // built is where the real programs are, built once with the flags of a release.
 var built = testprograms.Of("cmd/otters", "cmd/ottersd", "cmd/otters-runtime", "cmd/otters-sandbox", "cmd/otters-tools")
 
@@ -70,7 +73,7 @@ func (m *machine) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + m.dir, "OTTERS_HOME=" + m.home, "TMPDIR=" + m.dir}
 	cmd.Env = append(cmd.Env, m.env...)
 	cmd.Dir = m.dir
-	cmd.WaitDelay = 5 * time.Second
+	cmd.WaitDelay = patience
 	return cmd
 }
 
@@ -78,7 +81,7 @@ func (m *machine) otters(args ...string) outcome { return m.ottersIn("", args...
 
 func (m *machine) ottersIn(in string, args ...string) outcome {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := m.command(ctx, args...)
 	var out, errs bytes.Buffer

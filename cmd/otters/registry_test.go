@@ -48,7 +48,7 @@ func TestRegistryWrongUse(t *testing.T) {
 		"unexpected argument \"x\"":  {"registry", "fsck", "x"},
 		"unknown command \"nosuch\"": {"registry", "nosuch"},
 	} {
-		if got := otters(t.Context(), filepath.Join(t.TempDir(), "s"), "", args...); got.code != exitUsage || !strings.Contains(got.err, says) {
+		if got := otters(t.Context(), filepath.Join(tempDir(t), "s"), "", args...); got.code != exitUsage || !strings.Contains(got.err, says) {
 			t.Errorf("%q: %+v", args, got)
 		}
 	}

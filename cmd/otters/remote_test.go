@@ -124,11 +124,8 @@ func TestProxyAuthorityAndCredentialsOfTheDaemonsEnvironment(t *testing.T) {
 	b := newBehindProxy(t)
 	m := newMachine(t)
 	helpers := t.TempDir()
-	writeFile(t, filepath.Join(helpers, "docker-credential-otters"),
-		"#!/bin/sh\nread host\necho \"{\\\"ServerURL\\\":\\\"$host\\\",\\\"Username\\\":\\\"otter\\\",\\\"Secret\\\":\\\"secret-fish\\\"}\"\n")
-	if err := os.Chmod(filepath.Join(helpers, "docker-credential-otters"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, filepath.Join(helpers, "docker-credential-otters"),
+		"#!/bin/sh\nread host\necho \"{\\\"ServerURL\\\":\\\"$host\\\",\\\"Username\\\":\\\"otter\\\",\\\"Secret\\\":\\\"secret-fish\\\"}\"\n", 0o700)
 	config := t.TempDir()
 	writeFile(t, filepath.Join(config, "config.json"), `{"credHelpers":{"`+b.host+`":"otters"}}`)
 	whole := []string{"HTTPS_PROXY=" + b.proxy, "SSL_CERT_FILE=" + b.authority, "DOCKER_CONFIG=" + config, "PATH=" + helpers + ":" + os.Getenv("PATH")}

@@ -22,8 +22,8 @@ import (
 func someTalk() fakeConversations {
 	return fakeConversations{
 		sessions: []*daemonv1.Session{
-			{Id: "s/1", Messages: 4, LastActive: time.Now().Add(-3 * time.Hour).Unix()},
-			{Id: "e\x1b[2J\nx", Messages: 1, LastActive: time.Now().Add(-72 * time.Hour).Unix()},
+			{Id: "s/1", Messages: 4, LastActive: ago(3, time.Hour) / 1000},
+			{Id: "e\x1b[2J\nx", Messages: 1, LastActive: ago(3, 24*time.Hour) / 1000},
 		},
 		messages: []*daemonv1.ShowSessionResponse{
 			{Role: "user", Content: "what is\na holt?\x1b[2J", CreatedAt: 1_700_000_000},
@@ -33,7 +33,7 @@ func someTalk() fakeConversations {
 		},
 		export: "{\"type\":\"header\"}\n{\"type\":\"end\"}\n",
 		notes: []*daemonv1.Note{
-			{Key: "river", Content: "Severn\x1b[2J\n", Preview: "Severn\x1b[2J", Pinned: true, CreatedAt: 1_700_000_000, UpdatedAt: time.Now().Add(-90 * time.Minute).Unix()},
+			{Key: "river", Content: "Severn\x1b[2J\n", Preview: "Severn\x1b[2J", Pinned: true, CreatedAt: 1_700_000_000, UpdatedAt: ago(1, time.Hour) / 1000},
 		},
 	}
 }

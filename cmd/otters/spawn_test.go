@@ -18,9 +18,7 @@ import (
 func daemonScript(t *testing.T, script string) string {
 	t.Helper()
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, "ottersd"), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, filepath.Join(bin, "ottersd"), "#!/bin/sh\n"+script+"\n", 0o755)
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	t.Setenv("OTTERS_HOME", "")
 	return tempDir(t)

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -48,7 +47,7 @@ func openTerminal(t *testing.T, width uint16) (screen, program *os.File) {
 // exit code and all that the terminal was told.
 func (m *machine) onTerminal(typed string, args ...string) (code int, shown string) {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	screen, program := openTerminal(m.t, 60)
 	defer screen.Close()

@@ -91,7 +91,7 @@ func TestWrongUse(t *testing.T) {
 
 func TestEveryCommandWithoutDaemonSaysHowToStartOne(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	dir := tempDir(t)
 	writeFile(t, filepath.Join(dir, "Agentfile"), "FROM scratch\n")
 	socket := filepath.Join(dir, "none")
 	want := outcome{code: 1, err: "otters: no daemon is running: socket " + socket + " is not there; start one with `otters daemon start`, or `ottersd` in the foreground\n"}
