@@ -148,8 +148,6 @@ func (p *programs) packRuntime(ctx context.Context, path string) error {
 
 // capabilities are what the runtime tells of itself, by commas.
 func (p *programs) capabilities(ctx context.Context, path string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, listingTimeout)
-	defer cancel()
 	listing, err := output(ctx, path, "capabilities")
 	if err != nil {
 		return "", err
@@ -159,8 +157,6 @@ func (p *programs) capabilities(ctx context.Context, path string) (string, error
 
 // packTools stores one image per tool; all share the layer with the program.
 func (p *programs) packTools(ctx context.Context, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, listingTimeout)
-	defer cancel()
 	listing, err := output(ctx, path, "list", "--json")
 	if err != nil {
 		return err
@@ -200,8 +196,10 @@ func (p *programs) packTools(ctx context.Context, path string) error {
 	return group.Wait()
 }
 
-// output runs a program of ours with nothing of this process's environment.
+// output runs a program of ours, for at most listingTimeout, with nothing of this process's environment.
 func output(ctx context.Context, path string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, listingTimeout)
+	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = []string{}
 	var out, errs limitedBuffer
