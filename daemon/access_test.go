@@ -29,7 +29,7 @@ import (
 // testAPI serves impl on a socket as the daemon does, to p.
 func testAPI(t *testing.T, impl daemonv1.DaemonServiceServer, p principal) string {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), "api", "s")
+	socket := filepath.Join(emptyHome(t), "s")
 	l, err := gate.ListenUnix(socket)
 	if err != nil {
 		t.Fatal(err)

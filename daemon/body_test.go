@@ -72,16 +72,58 @@ func answered(resp *http.Response, err error) answer {
 	return answer{resp.StatusCode, fmt.Sprint(string(b), err)}
 }
 
-func TestARequestThatSendsLessThanItSaysEnds(t *testing.T) {
-	t.Parallel()
-	impl := &held{begun: make(chan struct{}), let: make(chan struct{})}
-	l, err := gate.ListenUnix(filepath.Join(t.TempDir(), "api", "s"))
+// bounded is a connection that knows until when it waits for what is sent; zero is for ever.
+type bounded struct {
+	net.Conn
+	mu    sync.Mutex
+	until time.Time
+}
+
+func (b *bounded) SetReadDeadline(at time.Time) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.until = at
+	return b.Conn.SetReadDeadline(at)
+}
+
+// boundedListener keeps the last connection that it accepted.
+type boundedListener struct {
+	net.Listener
+	mu   sync.Mutex
+	last *bounded
+}
+
+func (l *boundedListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = &bounded{Conn: c}
+	return l.last, nil
+}
+
+// waitsUntil is the bound of the last connection.
+func (l *boundedListener) waitsUntil() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last.mu.Lock()
+	defer l.last.mu.Unlock()
+	return l.last.until
+}
+
+// patientAPI serves impl over HTTP/1.1 to clients that are waited for as long as timeout.
+func patientAPI(t *testing.T, impl daemonv1.DaemonServiceServer, timeout time.Duration) *boundedListener {
+	t.Helper()
+	unix, err := gate.ListenUnix(filepath.Join(emptyHome(t), "s"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	l := &boundedListener{Listener: unix}
 	hosts := gate.LoopbackHosts(l.Addr())
 	s := newHTTP(impl, hosts, slog.New(slog.DiscardHandler))
-	s.Handler = patient(gated(impl, hosts), 200*time.Millisecond)
+	s.Handler = patient(gated(impl, hosts), timeout)
 	split := newSplitter(l, operator)
 	var running sync.WaitGroup
 	running.Go(func() { _ = split.run() })
@@ -91,26 +133,39 @@ func TestARequestThatSendsLessThanItSaysEnds(t *testing.T) {
 		_ = s.Close()
 		running.Wait()
 	})
-	socket := l.Addr().String()
+	return l
+}
 
-	// It is silent for longer than all the others below.
-	stream := make(chan answer, 1)
-	go func() { stream <- watchOverHTTP(t, socket) }()
-	<-impl.begun
+func TestARequestThatSendsLessThanItSaysEnds(t *testing.T) {
+	t.Parallel()
+	impl := &held{begun: make(chan struct{}), let: make(chan struct{})}
+	// What comes whole is bounded too until it has come, however slow the machine.
+	soon, late := patientAPI(t, impl, 50*time.Millisecond), patientAPI(t, impl, bodyTimeout)
 	info := daemonv1.DaemonService_Info_FullMethodName
 	for body, want := range map[string]answer{
 		"Content-Length: 2\r\n\r\n{}":                            {http.StatusOK, `"version":"test"`},
-		"Content-Length: 100\r\n\r\n{}":                          {http.StatusGatewayTimeout, "nothing came for 200ms; send all that Content-Length says"},
-		"Content-Length: 100\r\n\r\n":                            {http.StatusGatewayTimeout, "nothing came for 200ms"},
-		"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n":          {http.StatusGatewayTimeout, "nothing came for 200ms"},
+		"Content-Length: 100\r\n\r\n{}":                          {http.StatusGatewayTimeout, "nothing came for 50ms; send all that Content-Length says"},
+		"Content-Length: 100\r\n\r\n":                            {http.StatusGatewayTimeout, "nothing came for 50ms"},
+		"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n":          {http.StatusGatewayTimeout, "nothing came for 50ms"},
 		"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": {http.StatusOK, `"version":"test"`},
 	} {
-		if got := ask(t, socket, info, body); got.code != want.code || !strings.Contains(got.body, want.body) {
+		to := soon
+		if want.code == http.StatusOK {
+			to = late
+		}
+		if got := ask(t, to.Addr().String(), info, body); got.code != want.code || !strings.Contains(got.body, want.body) {
 			t.Errorf("%q: %+v, want %+v", body, got, want)
 		}
 	}
-	if got := ask(t, socket, "/no.such/Method", "Content-Length: 100\r\n\r\n{}"); got.code != http.StatusNotFound {
+	if got := ask(t, soon.Addr().String(), "/no.such/Method", "Content-Length: 100\r\n\r\n{}"); got.code != http.StatusNotFound {
 		t.Errorf("a method that there is not: %+v", got)
+	}
+
+	stream := make(chan answer, 1)
+	go func() { stream <- watchOverHTTP(t, late.Addr().String()) }()
+	<-impl.begun
+	if until := late.waitsUntil(); !until.IsZero() {
+		t.Errorf("a stream whose request has come whole is waited for until %s", until)
 	}
 	close(impl.let)
 	if got := <-stream; got.code != http.StatusOK || !strings.Contains(got.body, `"name":"guide"`) || !strings.HasSuffix(got.body, "<nil>") {

@@ -58,12 +58,9 @@ func (f *flood) Prompt(_ *daemonv1.PromptRequest, out promptStream) error {
 // letters reads as x without an end.
 type letters struct{}
 
-func (letters) Read(p []byte) (int, error) {
-	for i := range p {
-		p[i] = 'x'
-	}
-	return len(p), nil
-}
+var manyX = strings.Repeat("x", 64<<10)
+
+func (letters) Read(p []byte) (int, error) { return copy(p, manyX), nil }
 
 // What is refused is never whole in memory here: this process grows by several times as much, and each
 // later fork of it takes longer.

@@ -35,7 +35,7 @@ func TestAnAgentSpeaksAnthropicToItsProvider(t *testing.T) {
 	}
 
 	got := d.ask("c", "s", "how many lines?")
-	if got.reason != "done" || got.text != "two lines" || len(got.results) != 1 || !strings.Contains(got.results[0], "2") || !slices.Contains(got.types, "reasoning.delta") {
+	if got.reason != "done" || got.text != "two lines" || len(got.results) != 1 || !strings.HasPrefix(got.results[0], "2\n") || !slices.Contains(got.types, "reasoning.delta") {
 		t.Errorf("the turn is %+v", got)
 	}
 	for _, c := range []struct{ prompt, reason string }{{"overloaded", "model_error"}, {"broken", "model_error"}, {"refused", "model_error"}, {"well", "done"}} {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -122,7 +123,7 @@ func TestWhatARuntimeSaysOfItsSessionsIsBoundedAndItIsToldNoSecret(t *testing.T)
 	d.image("odd", map[string]string{"Agentfile": "FROM scratch\nMODEL offline/otter\nRUNTIME odd/runtime:latest\nENV MINE=secret-value\n"})
 	d.create(&daemonv1.CreateAgentRequest{Image: "odd", Name: "odd", Envs: []*daemonv1.EnvVar{{Key: "GIVEN", Value: "secret-value"}}})
 	d.await("odd", "starting")
-	for deadline := time.Now().Add(time.Minute); d.get("odd").GetPid() == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); d.get("odd").GetPid() == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("it does not start")
 		}
@@ -175,7 +176,9 @@ func TestAStartEndsAnExport(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	stream, err := d.talk().ExportSessions(ctx, &daemonv1.ExportSessionsRequest{Agent: "guide"})
+	// A client whose window does not grow while it reads nothing.
+	conn := testConn(t, d.socket, grpc.WithStaticStreamWindowSize(64<<10))
+	stream, err := daemonv1.NewConversationServiceClient(conn).ExportSessions(ctx, &daemonv1.ExportSessionsRequest{Agent: "guide"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,6 +57,8 @@ type Config struct {
 	backoff backoff
 	// resolver replaces the system's for what agents reach.
 	resolver egress.Resolver
+	// closeTimeout replaces the usual one in tests.
+	closeTimeout time.Duration
 }
 
 // Daemon is an open home with its agents. Open makes one, Serve answers calls, Close lets go.
@@ -71,6 +74,8 @@ type Daemon struct {
 	grpc     *grpc.Server
 	http     *http.Server
 	logger   *slog.Logger
+	// closeTimeout is how long Close waits for what runs yet.
+	closeTimeout time.Duration
 
 	// end makes the calls in flight end.
 	end       context.CancelFunc
@@ -93,7 +98,7 @@ func Open(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if cfg.backoff.random == nil {
 		cfg.backoff = backoff{first: firstPause, max: maxPause, random: rand.Float64}
 	}
-	d := &Daemon{logger: cfg.Logger}
+	d := &Daemon{logger: cfg.Logger, closeTimeout: cmp.Or(cfg.closeTimeout, closeTimeout)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.Close())
@@ -288,7 +293,7 @@ func (d *Daemon) Close() error {
 }
 
 func (d *Daemon) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), d.closeTimeout)
 	defer cancel()
 	var errs []error
 	if d.listener != nil {
@@ -299,7 +304,7 @@ func (d *Daemon) close() error {
 		errs = append(errs, d.endServers(ctx))
 	}
 	if d.sup != nil {
-		errs = append(errs, d.sup.close(ctx))
+		errs = append(errs, d.sup.close(ctx, d.closeTimeout))
 	}
 	if d.agents != nil {
 		errs = append(errs, d.agents.Close())

@@ -3,7 +3,10 @@ package daemon
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/pem"
+	"errors"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -17,6 +20,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -87,7 +91,8 @@ func destinationsForTest(t *testing.T) (plain, secure, authority string) {
 	t.Cleanup(s.Close)
 	authority = filepath.Dir(newHome(t))
 	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
-	if err := os.WriteFile(filepath.Join(authority, "ca.pem"), cert, 0o644); err != nil {
+	path := filepath.Join(authority, "ca.pem")
+	if err := errors.Join(os.WriteFile(path, cert, 0o644), os.Chmod(path, 0o644)); err != nil { // whatever the umask
 		t.Fatal(err)
 	}
 	return p.Listener.Addr().String(), s.Listener.Addr().String(), authority
@@ -113,7 +118,7 @@ func (d *testDaemon) tool(agent, command string) string {
 func (d *testDaemon) registryIsNotForAgents(t *testing.T, level sandbox.Level, home string) {
 	t.Helper()
 	for _, agent := range []string{"in", "out"} {
-		got := d.tool(agent, "sh -c 'HTTP_PROXY= HTTPS_PROXY= fetch --max-time 5 http://"+d.Registry()+"/v2/'")
+		got := d.tool(agent, "sh -c 'HTTP_PROXY= HTTPS_PROXY= fetch --max-time 120 http://"+d.Registry()+"/v2/'")
 		if strings.Contains(got, "the server answered 401") != (level == sandbox.Off) {
 			t.Errorf("agent %s asks the registry: %q", agent, got)
 		}
@@ -146,7 +151,7 @@ func TestAnAgentGetsOutToItsDestinationsAlone(t *testing.T) {
 			log := &logBuffer{}
 			change := func(c *Config) {
 				c.resolver = names
-				c.Logger = slog.New(slog.NewTextHandler(io.MultiWriter(testLog{t}, log), nil))
+				c.Logger = slog.New(slog.NewTextHandler(io.MultiWriter(newTestLog(t), log), nil))
 			}
 			home := newHome(t)
 			d := boot(t, home, change)
@@ -215,7 +220,7 @@ func TestAnAgentGetsOutToItsDestinationsAlone(t *testing.T) {
 				if got := d.tool("in", "fetch http://127.0.0.1:5529/"); !strings.Contains(got, "connection refused") {
 					t.Errorf("an agent without destinations has a proxy: %q", got)
 				}
-				if got := d.tool("out", "fetch --max-time 5 http://127.0.0.1:5529/"); !strings.Contains(got, "not among") {
+				if got := d.tool("out", "fetch --max-time 120 http://127.0.0.1:5529/"); !strings.Contains(got, "not among") {
 					t.Errorf("the proxy leads to itself: %q", got)
 				}
 			}
@@ -254,10 +259,32 @@ func (d *testDaemon) execHasNoProxy(t *testing.T, level sandbox.Level, plain str
 	if err != nil || ran.out != "proxy=.\n" {
 		t.Errorf("exec has %+v, %v", ran, err)
 	}
-	ran, err = collect(d.exec(t.Context(), "out", "fetch", "--max-time", "5", "http://"+plain+"/x"))
+	ran, err = collect(d.exec(t.Context(), "out", "fetch", "--max-time", "120", "http://"+plain+"/x"))
 	if err != nil || (ran.code == 0) != (level == sandbox.Off) {
 		t.Errorf("exec of fetch: %+v, %v", ran, err)
 	}
+}
+
+// listening is the inode of the socket that listens on an IPv4 address, empty where none does.
+func listening(t *testing.T, addr string) string {
+	t.Helper()
+	ap, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ip := ap.Addr().As4()
+	local := fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(ip[:]), ap.Port())
+	table, err := os.ReadFile("/proc/self/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(table)) {
+		const listens, inode = "0A", 9
+		if f := strings.Fields(line); len(f) > inode && f[1] == local && f[3] == listens {
+			return f[inode]
+		}
+	}
+	return ""
 }
 
 // At off the proxy's address is one of the host's: the credential alone tells agents, and others, apart.
@@ -298,9 +325,16 @@ func TestOnlyItsAgentUsesAProxy(t *testing.T) {
 			t.Errorf("%s: %d", name, got)
 		}
 	}
+	// The table changes while it is read, and may lack a line then.
+	was := ""
+	for end := time.Now().Add(patience); was == ""; was = listening(t, one.Host) {
+		if time.Now().After(end) {
+			t.Fatalf("nobody listens on %s", one.Host)
+		}
+	}
 	d.halt("one")
-	if conn, err := net.Dial("tcp", one.Host); err == nil {
-		_ = conn.Close()
+	// Somebody else may listen there by now.
+	if is := listening(t, one.Host); is == was {
 		t.Error("the proxy of a stopped agent still listens")
 	}
 	if got := get(two, two.User); got != http.StatusOK {

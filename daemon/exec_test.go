@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,14 +22,14 @@ import (
 // Worst inputs: a runtime that ignores SIGTERM, a BIN that reads for ever, one that writes for ever, a
 // client that goes.
 
-// stubborn ignores SIGTERM and says when it does.
-const stubborn = "trap '' TERM; echo deaf; while :; do read x; done < /dev/zero"
+// stubborn ignores SIGTERM, says when it does, and takes no time of the processor.
+const stubborn = "trap '' TERM; echo deaf; exec /bin/sleep 3600"
 
 // deaf waits until a stubborn runtime ignores SIGTERM.
 func (d *testDaemon) deaf(agent string) *daemonv1.Agent {
 	d.t.Helper()
 	d.await(agent, "starting")
-	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		// The runtime may speak before the monitor's report of its start is here.
 		if lines, a := d.logs(agent), d.get(agent); len(lines) > 0 && a.GetPid() > 0 {
 			return a
@@ -103,6 +104,11 @@ func TestAKillWaitsForNothingAndOtherSignalsAreTheRuntimes(t *testing.T) {
 		_, err := d.api.StopAgent(t.Context(), &daemonv1.StopAgentRequest{Agent: "deaf"})
 		stopped <- err
 	}()
+	for deadline := time.Now().Add(patience); !d.agent("deaf").isHalted(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the stop does not begin")
+		}
+	}
 	r, err := d.api.KillAgent(t.Context(), &daemonv1.KillAgentRequest{Agent: "deaf"})
 	if err != nil || r.GetAgent().GetStatus() != "stopped" || r.GetAgent().GetNextTryAtMs() != 0 {
 		t.Errorf("%v, %v", r, err)
@@ -131,6 +137,13 @@ func TestAKillWaitsForNothingAndOtherSignalsAreTheRuntimes(t *testing.T) {
 	}
 }
 
+// isHalted tells whether somebody has asked for the end of the agent's run.
+func (s *supervised) isHalted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.run.halted
+}
+
 func TestARestartIsAnotherProcessOfTheSameAgent(t *testing.T) {
 	t.Parallel()
 	d := boot(t, newHome(t))
@@ -146,13 +159,14 @@ func TestARestartIsAnotherProcessOfTheSameAgent(t *testing.T) {
 		}
 		d.await("guide", "ready")
 		after := d.get("guide")
-		if after.GetPid() == before.GetPid() || after.GetSummary().GetId() != before.GetSummary().GetId() {
+		// The number of a process that has ended may be another's.
+		running.gone(t)
+		if after.GetPid() == 0 || after.GetSummary().GetId() != before.GetSummary().GetId() {
 			t.Errorf("after %v, before %v", after, before)
 		}
 		if got := d.ask("guide", session, "who are you"); got.session != session {
 			t.Errorf("session %q, want %q", got.session, session)
 		}
-		running.gone(t)
 		d.halt("guide")
 	}
 }
@@ -304,6 +318,10 @@ func (d *testDaemon) waiting(ctx context.Context, agent string) (daemonv1.Daemon
 	if m, err := stream.Recv(); err != nil || string(m.GetStdout()) != "x" {
 		d.t.Fatalf("%v, %v", m, err)
 	}
+	cwd, err := filepath.EvalSymlinks(filepath.Join(d.get(agent).GetRoot(), "workspace"))
+	if err != nil {
+		d.t.Fatal(err)
+	}
 	var pids []int32
 	// A BIN runs under a monitor, which is the daemon's child.
 	all := childrenOf(d.t, syscall.Getpid())
@@ -311,7 +329,7 @@ func (d *testDaemon) waiting(ctx context.Context, agent string) (daemonv1.Daemon
 		all = append(all, childrenOf(d.t, int(monitor.pid))...)
 	}
 	for _, p := range all {
-		if strings.Contains(p.command, "cat") && strings.Contains(p.command, "/proc/self/stat") && p.cwd == d.get(agent).GetRoot()+"/workspace" {
+		if strings.Contains(p.command, "cat") && strings.Contains(p.command, "/proc/self/stat") && p.cwd == cwd {
 			pids = append(pids, p.pid)
 		}
 	}

@@ -107,12 +107,11 @@ func TestARuntimeThatNeverGetsReadyIsGivenUpAndStopped(t *testing.T) {
 	writeHome(t, home, "config.yaml", "ready-timeout: 300ms\n")
 	d := boot(t, home)
 	d.image("guide", guide)
-	d.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "while :; do read x; done < /dev/zero"), Sandbox: "off"})
-	d.await("guide", "starting")
-	if a := d.get("guide"); a.GetPid() != 0 {
-		defer processes(t, a.GetPid(), a.GetMonitorPid()).gone(t)
-	}
+	d.create(&daemonv1.CreateAgentRequest{Image: "guide", RuntimePath: script(t, "exec /bin/sleep 3600"), Sandbox: "off"})
+	d.await("guide", "starting", "failed")
+	running := d.running("guide")
 	got := d.await("guide", "failed")
+	running.gone(t)
 	if got.GetReason() != "readiness_timeout" || !strings.Contains(got.GetMessage(), "within 300ms (ready-timeout)") {
 		t.Errorf("got %v", got)
 	}

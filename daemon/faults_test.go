@@ -226,6 +226,8 @@ func TestAFullDiskKeepsNobodyFromStoppingAndRemoving(t *testing.T) {
 		d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: name})
 		d.await(name, "ready")
 	}
+	// Nothing is written any more that would give room back.
+	d.stored(map[string]string{"stopped": "ready", "killed": "ready", "removed": "ready"})
 	release, err := fillDisk(filepath.Dir(home))
 	if err != nil {
 		t.Fatal(err)
@@ -251,19 +253,26 @@ func TestAFullDiskKeepsNobodyFromStoppingAndRemoving(t *testing.T) {
 	// With room again everything goes on, and what could not be stored is.
 	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: "new"})
 	d.await("new", "ready")
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		rows, err := d.db.agents(t.Context())
+	d.stored(map[string]string{"stopped": "stopped", "killed": "stopped", "new": "ready"})
+}
+
+// stored waits until the database has these agents alone, each with that status.
+func (d *testDaemon) stored(want map[string]string) {
+	d.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		rows, err := d.db.agents(d.t.Context())
 		if err != nil {
-			t.Fatal(err)
+			d.t.Fatal(err)
 		}
 		got := map[string]string{}
 		for _, r := range rows {
 			got[r.name] = r.state.status.String()
 		}
-		if want := map[string]string{"stopped": "stopped", "killed": "stopped", "new": "ready"}; maps.Equal(got, want) {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("stored %v, want %v", got, want)
+		if maps.Equal(got, want) {
+			return
+		}
+		if time.Now().After(end) {
+			d.t.Fatalf("stored %v, want %v", got, want)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -31,7 +32,12 @@ func TestMain(m *testing.M) {
 		os.Exit(bareRuntime(os.Args[1:]))
 	}
 	code := m.Run()
-	if err := goleak.Find(); err != nil && code == 0 {
+	// One search waits for less than half a second.
+	err := goleak.Find()
+	for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); {
+		err = goleak.Find()
+	}
+	if err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
@@ -46,6 +52,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// patience is how long a test waits for what is to come, on however slow a machine.
+const patience = 3 * time.Minute
+
 // testDaemon is a daemon in this process over real programs.
 type testDaemon struct {
 	*Daemon
@@ -59,9 +68,15 @@ type testDaemon struct {
 // boot starts a daemon on home. It ends with the test, and its agents with it.
 func boot(t *testing.T, home string, change ...func(*Config)) *testDaemon {
 	t.Helper()
-	cfg := Config{Home: home, Socket: filepath.Join(home, "ottersd.sock"), Programs: built.For(t), Version: "test", Logger: slog.New(slog.NewTextHandler(testLog{t}, nil))}
+	cfg := Config{
+		Home: home, Socket: filepath.Join(home, "ottersd.sock"), Programs: built.For(t), Version: "test",
+		Logger: slog.New(slog.NewTextHandler(newTestLog(t), nil)), closeTimeout: patience,
+	}
 	for _, c := range change {
 		c(&cfg)
+	}
+	if _, err := os.Stat(filepath.Join(home, "config.yaml")); errors.Is(err, fs.ErrNotExist) {
+		writeHome(t, home, "config.yaml", "ready-timeout: 1h\n")
 	}
 	d, err := Open(t.Context(), cfg)
 	if err != nil {
@@ -83,7 +98,7 @@ func boot(t *testing.T, home string, change ...func(*Config)) *testDaemon {
 	td.api = daemonv1.NewDaemonServiceClient(testConn(t, cfg.Socket, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20))))
 	t.Cleanup(func() {
 		// Agents outlive a daemon, and must not outlive the test.
-		stopCtx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		stopCtx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		select {
 		case <-d.sup.over.Done():
@@ -99,13 +114,28 @@ func boot(t *testing.T, home string, change ...func(*Config)) *testDaemon {
 	return td
 }
 
-// testLog writes the daemon's log to the test's.
-type testLog struct{ t *testing.T }
+// testLog writes the daemon's log to the test's, until that is over: an agent's last goroutine may have
+// something to say then.
+type testLog struct {
+	t    *testing.T
+	mu   sync.Mutex
+	over bool
+}
 
-func (l testLog) Write(p []byte) (int, error) {
-	l.t.Helper()
-	// The test may be over when an agent's last goroutine has something to say.
-	if l.t.Context().Err() == nil {
+func newTestLog(t *testing.T) *testLog {
+	l := &testLog{t: t}
+	t.Cleanup(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.over = true
+	})
+	return l
+}
+
+func (l *testLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.over {
 		l.t.Log(strings.TrimSpace(string(p)))
 	}
 	return len(p), nil
@@ -191,7 +221,7 @@ func (d *testDaemon) create(req *daemonv1.CreateAgentRequest) *daemonv1.AgentSum
 // await watches agent until its status is one of want.
 func (d *testDaemon) await(agent string, want ...string) *daemonv1.AgentSummary {
 	d.t.Helper()
-	ctx, cancel := context.WithTimeout(d.t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(d.t.Context(), patience)
 	defer cancel()
 	stream, err := d.api.WatchAgent(ctx, &daemonv1.WatchAgentRequest{Agent: agent})
 	if err != nil {
@@ -285,25 +315,53 @@ func processes(t *testing.T, pids ...int32) ending {
 	t.Helper()
 	var out ending
 	for _, pid := range pids {
-		fd, err := unix.PidfdOpen(int(pid), unix.PIDFD_NONBLOCK)
+		f, err := process(t, pid)
 		if err != nil {
 			t.Fatalf("process %d does not run: %v", pid, err)
 		}
-		f := os.NewFile(uintptr(fd), fmt.Sprint("pid ", pid))
-		t.Cleanup(func() { _ = f.Close() })
 		out = append(out, f)
 	}
 	return out
 }
 
-// gone fails the test when one is there after ten seconds.
+func process(t *testing.T, pid int32) (*os.File, error) {
+	fd, err := unix.PidfdOpen(int(pid), unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), fmt.Sprint("pid ", pid))
+	t.Cleanup(func() { _ = f.Close() })
+	return f, nil
+}
+
+// running are the processes of an agent that may end at any time, none where it has ended.
+func (d *testDaemon) running(agent string) ending {
+	d.t.Helper()
+	was := d.get(agent)
+	var out ending
+	for _, pid := range []int32{was.GetPid(), was.GetMonitorPid()} {
+		if pid == 0 {
+			continue
+		}
+		if f, err := process(d.t, pid); err == nil {
+			out = append(out, f)
+		}
+	}
+	// What has ended since may have left its number to another process.
+	if is := d.get(agent); is.GetPid() != was.GetPid() || is.GetMonitorPid() != was.GetMonitorPid() {
+		return nil
+	}
+	return out
+}
+
+// gone waits for their end.
 func (e ending) gone(t *testing.T) {
 	t.Helper()
 	for _, f := range e {
 		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, 10_000)
+		n, err := unix.Poll(fds, int(patience.Milliseconds()))
 		for errors.Is(err, unix.EINTR) {
-			n, err = unix.Poll(fds, 10_000)
+			n, err = unix.Poll(fds, int(patience.Milliseconds()))
 		}
 		if err != nil || n != 1 {
 			t.Errorf("%s still runs (%v)", f.Name(), err)

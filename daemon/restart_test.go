@@ -150,7 +150,7 @@ func (d *testDaemon) until(agent string, as func(*daemonv1.AgentSummary) bool) *
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	deadline := time.AfterFunc(60*time.Second, func() { d.t.Errorf("agent %s does not get there", agent); d.end() })
+	deadline := time.AfterFunc(patience, func() { d.t.Errorf("agent %s does not get there", agent); d.end() })
 	defer deadline.Stop()
 	for {
 		m, err := stream.Recv()

@@ -299,8 +299,8 @@ func (s *supervisor) countRunning() int {
 	return n
 }
 
-// close lets go of the agents: those with a monitor run on.
-func (s *supervisor) close(ctx context.Context) error {
+// close lets go of the agents, within timeout: those with a monitor run on.
+func (s *supervisor) close(ctx context.Context, timeout time.Duration) error {
 	s.letGo()
 	s.egress.Close()
 	err := s.gateway.Close(ctx)
@@ -312,8 +312,8 @@ func (s *supervisor) close(ctx context.Context) error {
 	}()
 	select {
 	case <-finished:
-	case <-time.After(closeTimeout):
-		err = errors.Join(err, fmt.Errorf("agents not let go within %s", closeTimeout))
+	case <-time.After(timeout):
+		err = errors.Join(err, fmt.Errorf("agents not let go within %s", timeout))
 	}
 	return err
 }
