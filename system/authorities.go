@@ -83,7 +83,14 @@ func readAuthorities(fs billy.Filesystem) ([]byte, error) {
 	return nil, unread
 }
 
+// readBounded reads a file of the host whole. A named pipe is refused, and its other end not waited for.
 func readBounded(fs billy.Filesystem, name string, limit int64) ([]byte, error) {
+	switch info, err := fs.Stat(name); {
+	case err != nil:
+		return nil, err
+	case info.Mode()&os.ModeNamedPipe != 0:
+		return nil, fmt.Errorf("%s: a named pipe and no file", name)
+	}
 	f, err := fs.Open(name)
 	if err != nil {
 		return nil, err
