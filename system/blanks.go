@@ -47,7 +47,7 @@ func newBlanks(fs billy.Filesystem, mode os.FileMode) (*blanks, error) {
 	}
 	for _, e := range entries {
 		name := fs.Join(storeBlanks, e.Name())
-		if _, err := fs.Lstat(fs.Join(name, stateDir)); err == nil {
+		if _, err := fs.Lstat(fs.Join(name, stateDir)); err == nil && hasMode(fs, name, mode) == nil {
 			b.ready = append(b.ready, name)
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/go-git/go-billy/v5"
 	"github.com/google/uuid"
 
 	"github.com/otters-sh/otters/executor"
@@ -91,6 +92,9 @@ func (p *Provider) load(id uuid.UUID, options AgentOptions) (*Agent, error) {
 	if err := a.restore(); err != nil {
 		return nil, err
 	}
+	if err := a.letIn(); err != nil {
+		p.logger.Warn("the agent's own user may be kept out of its folder", "agent", id, "user", a.uid, "error", err)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, have := p.agents[id]; have {
@@ -151,6 +155,21 @@ func (p *Provider) destroyRest(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// letIn opens to the agent's own user what an earlier daemon, with a tight umask, made without it.
+func (a *Agent) letIn() error {
+	if a.uid < 0 || !a.disk {
+		return nil
+	}
+	if err := hasMode(a.provider.root, a.id.String(), a.provider.passMode()); err != nil {
+		return err
+	}
+	c, ok := a.fs.(billy.Change)
+	if a.runtime == nil || !ok {
+		return nil
+	}
+	return readable(a.fs, c)
 }
 
 // restore makes a loaded agent what it was. Whether it runs is for Attach to find out.

@@ -372,9 +372,14 @@ func ownTree(fs billy.Filesystem, uid int) error {
 	return c.Chown("", 0, uid)
 }
 
-// readable undoes what a tight umask of the daemon took from the folders and files that the agent
-// reads.
+// readable undoes what a tight umask of the daemon, or of the one that made the folders ahead, took from
+// the folders and files that the agent reads.
 func readable(fs billy.Filesystem, c billy.Change) error {
+	for _, dir := range append(workspace.ReadOnlyDirs(), "var") {
+		if err := hasMode(fs, dir, 0o755); err != nil {
+			return err
+		}
+	}
 	if info, err := fs.Stat(workspace.AgentYAML); err != nil || info.Mode().Perm() == 0o644 {
 		return err
 	}

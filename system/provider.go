@@ -394,6 +394,18 @@ func makeFolder(fs billy.Filesystem, name string, mode os.FileMode) error {
 	return nil
 }
 
+// hasMode gives a folder the mode that it should have, where it has another.
+func hasMode(fs billy.Filesystem, name string, mode os.FileMode) error {
+	info, err := fs.Lstat(name)
+	if err != nil || info.Mode().Perm() == mode {
+		return err
+	}
+	if c, ok := fs.(billy.Change); ok {
+		return c.Chmod(name, mode)
+	}
+	return nil
+}
+
 func (p *Provider) agentHome(id uuid.UUID) (billy.Filesystem, error) {
 	home, err := p.root.Chroot(id.String())
 	if err != nil {
