@@ -81,7 +81,8 @@ type Spec struct {
 	// Log takes what the program writes, as JSON lines {"t","stream","line"}: the time in UTC,
 	// "stdout" or "stderr", the line in valid UTF-8. A line over 64 KiB is split, and all but its
 	// last part carry "more":true; a line of stream "monitor" tells of lines that could not be
-	// written. It must be opened for appending. Nil drops it.
+	// written. It must be opened for appending; where it can be read too, a line that an earlier monitor
+	// has left half written, since it was killed, is ended first. Nil drops it.
 	Log *os.File
 	// LogLimit is the size in bytes from which on Log takes no more: the program waits in its writes
 	// until SwitchLog has given it another file. Once it is asked to stop, or has ended, nothing waits;

@@ -80,10 +80,16 @@ func (p *Provider) switchTo(ctx context.Context, to logSwitcher, path string) er
 	return to.SwitchLog(ctx, f, p.logLimit)
 }
 
-// openLog opens a log for a monitor and makes it where it is missing. The folder is out of the agents'
-// reach, so a plain open can't be led astray.
+// openLog opens a log for a monitor, which looks at its end, and makes it where it is missing. The folder
+// is out of the agents' reach: what is there in place of a file was put there by hand.
 func openLog(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	switch info, err := os.Lstat(path); {
+	case err == nil && info.Mode()&fs.ModeSymlink != 0:
+		return nil, fmt.Errorf("%s: a symbolic link, which a log does not follow; remove it, or put the file in its place", path)
+	case err == nil && !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s: no regular file; remove it, and the log begins anew", path)
+	}
+	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
 }
 
 // resumeLog ends a rotation that was cut short with an earlier process: the runtime's log is always the

@@ -36,12 +36,25 @@ type sink struct {
 	fd    int           // -1 drops all
 	limit int64         // bytes from which on a file takes no more; 0 is none
 	moved chan struct{} // closed when fd is another
+	torn  bool          // the file ends in the middle of a line
 	lost  int           // lines since the last that could be written
 	why   string
 }
 
 func newSink(fd int, limit int64) *sink {
-	return &sink{fd: fd, limit: limit, over: make(chan struct{}), moved: make(chan struct{})}
+	return &sink{fd: fd, limit: limit, torn: torn(fd), over: make(chan struct{}), moved: make(chan struct{})}
+}
+
+// torn tells whether a file ends in the middle of a line, as one of a monitor may that was killed while
+// it wrote. Of one that can't be read nothing is known.
+func torn(fd int) bool {
+	var st unix.Stat_t
+	if fd < 0 || unix.Fstat(fd, &st) != nil || st.Size == 0 {
+		return false
+	}
+	var last [1]byte
+	n, err := unix.Pread(fd, last[:], st.Size-1)
+	return err == nil && n == 1 && last[0] != '\n'
 }
 
 // write appends whole lines, count of them, or none. A file is larger than its limit, and lastRoom, by
@@ -62,15 +75,24 @@ func (s *sink) write(b []byte, count int) {
 		s.why = noRoom
 		return
 	}
-	n, err := writeAll(s.fd, append(s.note(), b...))
+	text := append(s.note(), b...)
+	n, err := writeAll(s.fd, text)
 	if err == nil {
-		s.lost = 0
+		s.lost, s.torn = 0, false
 		return
 	}
 	s.lost += count
 	s.why = notWritten
-	if end, err := unix.Seek(s.fd, 0, unix.SEEK_CUR); err == nil && n > 0 {
-		_ = unix.Ftruncate(s.fd, end-int64(n)) // the disk has filled up in the middle of a line
+	if n == 0 {
+		return
+	}
+	// The disk has filled up in the middle of a line.
+	end, err := unix.Seek(s.fd, 0, unix.SEEK_CUR)
+	if err == nil {
+		err = unix.Ftruncate(s.fd, end-int64(n))
+	}
+	if err != nil {
+		s.torn = text[n-1] != '\n'
 	}
 }
 
@@ -124,12 +146,16 @@ func (s *sink) nudge() {
 	_, _, _ = unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(s.fd), 0, 0, 0, 0, 0)
 }
 
-// note is the line that tells of lost ones, nil where there are none.
+// note ends a line that is half there, and tells of lost ones; nil where there is nothing of either.
 func (s *sink) note() []byte {
-	if s.lost == 0 {
-		return nil
+	var b []byte
+	if s.torn {
+		b = append(b, '\n')
 	}
-	return appendLine(nil, "monitor", []byte(strconv.Itoa(s.lost)+" lines lost: "+s.why), false)
+	if s.lost > 0 {
+		b = appendLine(b, "monitor", []byte(strconv.Itoa(s.lost)+" lines lost: "+s.why), false)
+	}
+	return b
 }
 
 // to has all further lines go to fd, which the sink then owns, up to limit.
@@ -139,7 +165,7 @@ func (s *sink) to(fd int, limit int64) {
 	if s.fd >= 0 {
 		_ = unix.Close(s.fd)
 	}
-	s.fd, s.limit = fd, limit
+	s.fd, s.limit, s.torn = fd, limit, torn(fd)
 	close(s.moved)
 	s.moved = make(chan struct{})
 }
