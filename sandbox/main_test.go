@@ -103,6 +103,8 @@ func play(role string) int {
 		return judgedAttempts()
 	case "dial":
 		return dial()
+	case "crowd":
+		return crowd()
 	case "delegate":
 		return becomeDelegate()
 	case "launcher":

@@ -3,6 +3,7 @@ package monitor
 import (
 	"encoding/binary"
 	"errors"
+	"io"
 	"net/netip"
 	"os"
 	"slices"
@@ -28,11 +29,15 @@ type deputy struct {
 	connects, serves []int
 	// writable are the files and folders whose modes and times may be changed.
 	writable []string
+	// slots holds the calls that are made, waits those among them that wait for a connection.
+	slots, waits chan struct{}
 }
 
 const (
 	// maxCalls bounds the calls that a deputy makes at the same time; more wait.
 	maxCalls = 32
+	// maxWaits bounds the calls beside that wait for a connection; more are not waited for.
+	maxWaits = 256
 	// maxAddress is the size of struct sockaddr_storage, the most that the kernel takes.
 	maxAddress = 128
 )
@@ -76,7 +81,10 @@ func canJudge(pid int) bool {
 // newDeputy serves the calls that come by listener, which it owns.
 func newDeputy(listener int, spec *wire.Spec) *deputy {
 	_ = unix.SetNonblock(listener, true)
-	d := &deputy{file: os.NewFile(uintptr(listener), "calls"), connects: spec.Ports, serves: spec.Serve}
+	d := &deputy{
+		file: os.NewFile(uintptr(listener), "calls"), connects: spec.Ports, serves: spec.Serve,
+		slots: make(chan struct{}, maxCalls), waits: make(chan struct{}, maxWaits),
+	}
 	for _, b := range spec.Binds {
 		if b.ReadOnly {
 			continue
@@ -93,25 +101,29 @@ func newDeputy(listener int, spec *wire.Spec) *deputy {
 	return d
 }
 
-// serve returns when nothing is left that could make a call.
-func (d *deputy) serve() {
+// serve returns when nothing is left that could make a call, nil; with an error the kernel refuses all
+// further ones.
+func (d *deputy) serve() error {
 	defer d.file.Close()
 	rc, err := d.file.SyscallConn()
 	if err != nil {
-		return
+		return err
 	}
-	slots := make(chan struct{}, maxCalls)
 	for {
-		slots <- struct{}{}
-		n, ok := next(rc)
-		if !ok {
-			return
+		d.slots <- struct{}{}
+		n, err := next(rc)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 		go func() {
-			defer func() { <-slots }()
+			c := call{n: &n, rc: rc, slot: d.slots}
+			defer func() { <-c.slot }()
 			r := response{id: n.id}
 			var errno syscall.Errno
-			if err := d.carryOut(rc, &n); errors.As(err, &errno) {
+			if err := d.carryOut(&c); errors.As(err, &errno) {
 				r.error = -int32(errno)
 			} else if err != nil {
 				r.error = -int32(unix.EACCES)
@@ -121,40 +133,88 @@ func (d *deputy) serve() {
 	}
 }
 
+// call is one that a deputy makes.
+type call struct {
+	n  *notification
+	rc syscall.RawConn
+	// slot is what bounds it: the deputy's slots, or waits.
+	slot chan struct{}
+}
+
+// valid tells whether the caller still waits.
+func (c *call) valid() bool {
+	return control(c.rc, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&c.n.id)) == nil
+}
+
+// moveTo has other slots bound the call, false where these are taken.
+func (c *call) moveTo(slots chan struct{}) bool {
+	select {
+	case slots <- struct{}{}:
+		<-c.slot
+		c.slot = slots
+		return true
+	default:
+		return false
+	}
+}
+
+// control makes an ioctl. The kernel gives up its wait for the lock of the listener for any signal, of which
+// the Go runtime sends itself some; an answer that was not given holds the caller for ever.
 func control(rc syscall.RawConn, request uintptr, arg unsafe.Pointer) error {
 	var errno syscall.Errno
-	err := rc.Control(func(fd uintptr) { _, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(arg)) })
+	err := rc.Control(func(fd uintptr) {
+		for {
+			if _, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(arg)); errno != unix.EINTR {
+				return
+			}
+		}
+	})
 	if err == nil && errno != 0 {
 		err = errno
 	}
 	return err
 }
 
-// next waits for a call.
-func next(rc syscall.RawConn) (n notification, ok bool) {
-	err := rc.Read(func(fd uintptr) bool {
+// next waits for a call; io.EOF where nothing is left that could make one.
+func next(rc syscall.RawConn) (n notification, err error) {
+	if e := rc.Read(func(fd uintptr) bool {
 		for {
 			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-			if _, err := unix.Poll(p, 0); err != nil && err != unix.EINTR {
+			if _, err = unix.Poll(p, 0); err != nil && err != unix.EINTR {
 				return true
 			}
-			if p[0].Revents&unix.POLLIN == 0 {
-				return p[0].Revents != 0 // hung up
+			switch got := p[0].Revents; {
+			case got&unix.POLLIN != 0:
+			case got&unix.POLLHUP != 0:
+				err = io.EOF
+				return true
+			case got&unix.POLLNVAL != 0:
+				err = unix.EBADF
+				return true
+			case got&unix.POLLERR != 0: // a signal came while the kernel waited for the listener's lock
+				continue
+			default:
+				return false
 			}
 			n = notification{}
 			_, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n)))
 			if errno == unix.EINTR || errno == unix.ENOENT { // the caller was killed
 				continue
 			}
-			ok = errno == 0
+			if err = nil; errno != 0 {
+				err = errno
+			}
 			return true
 		}
-	})
-	return n, ok && err == nil
+	}); e != nil {
+		return n, e
+	}
+	return n, err
 }
 
 // carryOut makes a call with the caller's descriptor.
-func (d *deputy) carryOut(rc syscall.RawConn, n *notification) error {
+func (d *deputy) carryOut(c *call) error {
+	n := c.n
 	const pidfdThread = unix.O_EXCL
 	p, err := unix.PidfdOpen(int(n.pid), pidfdThread)
 	if err != nil {
@@ -174,10 +234,10 @@ func (d *deputy) carryOut(rc syscall.RawConn, n *notification) error {
 	if err != nil {
 		return err
 	}
-	if err := control(rc, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&n.id)); err != nil {
+	if !c.valid() {
 		return unix.EACCES
 	}
-	return d.make(n, fd, memory)
+	return d.make(c, fd, memory)
 }
 
 // memory is a copy of what the arguments of a call point to.
@@ -201,10 +261,11 @@ func (n *notification) memory() (b []byte, err error) {
 }
 
 // make makes a call, where it may be made, with copies of the caller's descriptor and memory.
-func (d *deputy) make(n *notification, fd int, memory []byte) error {
+func (d *deputy) make(c *call, fd int, memory []byte) error {
+	n := c.n
 	switch n.nr {
 	case unix.SYS_CONNECT:
-		return d.with(memory, d.connects, func(sa unix.Sockaddr) error { return unix.Connect(fd, sa) })
+		return d.with(memory, d.connects, func(sa unix.Sockaddr) error { return d.connect(c, fd, sa) })
 	case unix.SYS_BIND:
 		return d.with(memory, d.serves, func(sa unix.Sockaddr) error { return unix.Bind(fd, sa) })
 	case unix.SYS_LISTEN:

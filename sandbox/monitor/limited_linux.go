@@ -100,7 +100,15 @@ func (m *monitor) accompany(pid, conn int) error {
 		if err != nil || len(fds) != 1 {
 			return &startError{"calls of the program", syscall.EPROTO}
 		}
-		go newDeputy(fds[0], &m.spec).serve()
+		go m.depute(newDeputy(fds[0], &m.spec))
+	}
+}
+
+// depute has a deputy serve, and tells where it can't go on.
+func (m *monitor) depute(d *deputy) {
+	if err := d.serve(); err != nil {
+		text := "calls that the monitor makes for the program (connect, bind, listen, and changes of modes and times) are refused from now on: " + err.Error()
+		m.sink.write(appendLine(nil, "monitor", []byte(text), false), 1)
 	}
 }
 
