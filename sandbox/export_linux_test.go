@@ -46,3 +46,17 @@ func (l *Launcher) Monitors() int {
 	defer l.mu.Unlock()
 	return len(l.alive)
 }
+
+// Undo undoes the start of the program under the monitor with this id, as where a start is cancelled once the
+// program runs.
+func (l *Launcher) Undo(monitor int) {
+	l.mu.Lock()
+	var found *child
+	for c := range l.alive {
+		if c.pid == monitor {
+			found = c
+		}
+	}
+	l.mu.Unlock()
+	found.undo()
+}

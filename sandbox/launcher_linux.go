@@ -321,7 +321,8 @@ func (c *child) undo() {
 	}
 	defer fd.close()
 	if fd.wait(time.Now().Add(undoTime)) != nil {
-		fd.kill()
+		// The kernel kills the program with its monitor, and nobody what that has started.
+		killAll(c.pid, fd)
 		_ = fd.wait(time.Now().Add(undoTime))
 	}
 }

@@ -105,6 +105,8 @@ func play(role string) int {
 		return dial()
 	case "crowd":
 		return crowd()
+	case "full":
+		return full()
 	case "delegate":
 		return becomeDelegate()
 	case "launcher":

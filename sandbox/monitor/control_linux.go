@@ -52,16 +52,9 @@ func (m *monitor) acceptAll() {
 		return
 	}
 	for {
-		var fd int
-		var err error
-		if raw.Read(func(l uintptr) bool {
-			fd, _, err = unix.Accept4(int(l), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-			return !errors.Is(err, unix.EAGAIN)
-		}) != nil {
-			return
-		}
+		fd, err := acceptFrom(raw)
 		if err != nil {
-			continue // the peer is gone already, or a passing lack of descriptors
+			return
 		}
 		c, err := wire.NewConn(fd, wire.MaxRequest, true)
 		if err != nil {

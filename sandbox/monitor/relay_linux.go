@@ -5,12 +5,19 @@ import (
 	"io"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// maxRelayed bounds the connections of one relay; further ones wait in the listener's queue.
-const maxRelayed = 256
+const (
+	// maxRelayed bounds the connections of one relay; further ones wait in the listener's queue.
+	maxRelayed = 256
+	// connectTime bounds the wait for a program inside that takes no connection.
+	connectTime = 10 * time.Second
+	// acceptPause is how long what could not be accepted is left waiting.
+	acceptPause = 10 * time.Millisecond
+)
 
 // relayAll serves what is held for a program that can only bind an address of its own: it passes
 // connections from outside on to a port of the loopback inside.
@@ -43,17 +50,9 @@ func relay(listener syscall.RawConn, port int) {
 	slots := make(chan struct{}, maxRelayed)
 	for {
 		slots <- struct{}{}
-		var fd int
-		var err error
-		if listener.Read(func(l uintptr) bool {
-			fd, _, err = unix.Accept4(int(l), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-			return !errors.Is(err, unix.EAGAIN)
-		}) != nil {
-			return
-		}
+		fd, err := acceptFrom(listener)
 		if err != nil {
-			<-slots
-			continue // the peer is gone already, or a passing lack of descriptors
+			return
 		}
 		go func() {
 			defer func() { <-slots }()
@@ -62,22 +61,39 @@ func relay(listener syscall.RawConn, port int) {
 	}
 }
 
-// pass joins a connection with one to the port inside. It is closed where nobody listens there yet.
+// acceptFrom waits for a connection, until the listener is closed. The lack of descriptors and of memory
+// passes, and what waits then still does: it is not asked for without a pause.
+func acceptFrom(listener syscall.RawConn) (int, error) {
+	for {
+		var fd int
+		var err error
+		if e := listener.Read(func(l uintptr) bool {
+			fd, _, err = unix.Accept4(int(l), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+			return !errors.Is(err, unix.EAGAIN)
+		}); e != nil {
+			return -1, e
+		}
+		if err == nil {
+			return fd, nil
+		}
+		if !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.EINTR) {
+			time.Sleep(acceptPause)
+		}
+	}
+}
+
+// pass joins a connection with one to the port inside. It is closed where nobody listens there yet, or takes
+// no more within connectTime.
 func pass(outside, port int) {
 	out := os.NewFile(uintptr(outside), "outside")
 	defer out.Close()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return
 	}
-	// The loopback connects or refuses at once.
-	err = unix.Connect(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
-	if err == nil {
-		err = unix.SetNonblock(fd, true)
-	}
 	in := os.NewFile(uintptr(fd), "inside")
 	defer in.Close()
-	if err != nil {
+	if connectInside(in, fd, port) != nil {
 		return
 	}
 	for _, c := range []int{outside, fd} {
@@ -90,6 +106,39 @@ func pass(outside, port int) {
 	}()
 	oneWay(out, in)
 	<-done
+}
+
+// connectInside connects in, whose descriptor is fd. The loopback connects or refuses at once, but where the
+// queue of the program that listens is full; what waits then holds no thread.
+func connectInside(in *os.File, fd, port int) error {
+	sa := &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}
+	err := unix.Connect(fd, sa)
+	if !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, unix.EINTR) {
+		return err
+	}
+	raw, err := in.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if err := in.SetWriteDeadline(time.Now().Add(connectTime)); err != nil {
+		return err
+	}
+	var failed int
+	var unknown error
+	if err := raw.Write(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		if n, err := unix.Poll(p, 0); err != nil || n == 0 {
+			return false
+		}
+		failed, unknown = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		return true
+	}); err != nil {
+		return err
+	}
+	if failed != 0 {
+		return syscall.Errno(failed)
+	}
+	return errors.Join(unknown, in.SetWriteDeadline(time.Time{}))
 }
 
 // oneWay copies until the end of from and passes that on.
