@@ -38,8 +38,9 @@ type run struct {
 	readyAt time.Time
 	// late is why it was given up before its end: the readiness timeout.
 	late string
-	// dated tells that supervised.started is this run's.
-	dated bool
+	// dated tells that supervised.started is this run's, exact that it is what its monitor tells, by which a
+	// later daemon takes it over.
+	dated, exact bool
 	// calls counts prompts in flight.
 	calls int
 }

@@ -137,6 +137,13 @@ func (s *supervised) publish() {
 		r.dated = true
 		s.started = time.Now()
 	}
+	if r := s.run; status == executor.StatusReady && r != nil && !r.exact {
+		// What the next daemon will know it by.
+		r.exact = true
+		if since := s.process().StartedAt; !since.IsZero() {
+			s.started = since
+		}
+	}
 	s.tell(now)
 }
 
