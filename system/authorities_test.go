@@ -14,7 +14,7 @@ import (
 // start. Worst inputs: a file that is not there, one that can't be read, and one that went away
 // between two starts.
 func TestAuthoritiesThatCantBeReadAreTold(t *testing.T) {
-	dir, files := host(t), t.TempDir()
+	dir, files := host(t), host(t)
 	p := provider(t, dir, plain)
 	a := created(t, p, []system.AgentOption{system.WithAllowNet([]string{"example.com"}), system.WithEgress(newProxied().accept)}, role("serve"))
 	if err := a.Prepare(t.Context()); err != nil {

@@ -62,7 +62,7 @@ func applyMounts(fs, host billy.Filesystem, mounts []executor.Mount, view execut
 			}
 			continue
 		}
-		if err := fs.MkdirAll(path.Dir(target), 0o755); err != nil {
+		if err := makeOpen(fs, path.Dir(target)); err != nil {
 			return fmt.Errorf("mount %s: %w", m.Target, err)
 		}
 		if err := replaceSymlink(fs, m.Host, target); err != nil {
@@ -83,9 +83,9 @@ func makePlace(fs, host billy.Filesystem, source, target string) error {
 		return err
 	}
 	if info.IsDir() {
-		return fs.MkdirAll(target, 0o755)
+		return makeOpen(fs, target)
 	}
-	if err := fs.MkdirAll(path.Dir(target), 0o755); err != nil {
+	if err := makeOpen(fs, path.Dir(target)); err != nil {
 		return err
 	}
 	f, err := fs.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -96,6 +96,19 @@ func makePlace(fs, host billy.Filesystem, source, target string) error {
 		return err
 	}
 	return f.Close()
+}
+
+// makeOpen is MkdirAll for folders that the agent's own user passes through, whatever the daemon's umask.
+func makeOpen(fs billy.Filesystem, name string) error {
+	if _, err := fs.Lstat(name); !errors.Is(err, os.ErrNotExist) {
+		return fs.MkdirAll(name, 0o755)
+	}
+	if dir := path.Dir(name); dir != "." {
+		if err := makeOpen(fs, dir); err != nil {
+			return err
+		}
+	}
+	return makeFolder(fs, name, 0o755)
 }
 
 // ReapplyMounts makes the symlinks of the mounts, or their places, and MOUNTS.md again in the existing tree, for an

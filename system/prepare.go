@@ -387,6 +387,8 @@ func readable(fs billy.Filesystem, c billy.Change) error {
 		switch {
 		case err != nil:
 			return err
+		case slices.Contains(workspace.WritableDirs(), name):
+			return filepath.SkipDir // the agent's alone
 		case info.IsDir():
 			return c.Chmod(name, 0o755)
 		case info.Mode().IsRegular():

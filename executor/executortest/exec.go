@@ -123,7 +123,8 @@ func mounts(s *suite) {
 	if err := os.Chmod(source, 0o777); err != nil {
 		s.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(source, "given.txt"), []byte("given"), 0o644); err != nil {
+	given := filepath.Join(source, "given.txt")
+	if err := errors.Join(os.WriteFile(given, []byte("given"), 0o644), os.Chmod(given, 0o644)); err != nil {
 		s.Fatal(err)
 	}
 	a := s.create(bins(), spec.WithMounts(spec.Mount{Host: source, Target: "/workspace/src", Description: "what is given"}))
@@ -160,7 +161,7 @@ func mounts(s *suite) {
 	if err := a.Remove(s.Context()); err != nil {
 		s.Fatal(err)
 	}
-	if got, err := os.ReadFile(filepath.Join(source, "given.txt")); string(got) != "given" {
+	if got, err := os.ReadFile(given); string(got) != "given" {
 		s.Errorf("after removal the host has %q, %v", got, err)
 	}
 }
