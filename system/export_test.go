@@ -1,5 +1,7 @@
 package system
 
+import "net"
+
 // PlaceAuthorities does what a start does, and tells whether the runtime will be told of them.
 func (a *Agent) PlaceAuthorities() (bool, error) {
 	err := a.placeAuthorities()
@@ -15,5 +17,5 @@ func (a *Agent) Token() string {
 	return a.agentToken
 }
 
-// Loopback allocates as a Provider does of itself, at what any answers in place of 127.0.0.1:0.
-func Loopback(any func() string) LoopbackAllocator { return loopback{any} }
+// Loopback allocates as a Provider does of itself, by what open answers in place of a listener at 127.0.0.1:0.
+func Loopback(open func() (net.Listener, error)) LoopbackAllocator { return loopback{open} }

@@ -60,16 +60,19 @@ func host(t *testing.T) string {
 	return dir
 }
 
-// ownAddr is any port of an address of the loopback that nobody else binds. One that is let go, for a runtime or
-// the next provider to bind, is not taken meanwhile, as one of 127.0.0.1 may be.
-func ownAddr() string {
+// ownHost is an address of the loopback that nobody else binds. A port of it that is let go, for a runtime or the
+// next provider to bind, is not taken meanwhile, as one of 127.0.0.1 may be.
+func ownHost() string {
 	id := uuid.New()
-	return net.IPv4(127, 64+id[0]%64, id[1], id[2]).String() + ":0"
+	return net.IPv4(127, 64+id[0]%64, id[1], id[2]).String()
 }
 
-// lowAddr is a free port of 127.0.0.1 that the kernel gives to nobody who wants any, for those lie above. A runtime
-// at limited may bind no other host.
-func lowAddr() string {
+// ownPort listens there.
+func ownPort() (net.Listener, error) { return net.Listen("tcp", ownHost()+":0") }
+
+// lowPort listens on a port of 127.0.0.1 that the kernel gives to nobody who wants any, for those lie above. A
+// runtime at limited may bind no other host.
+func lowPort() (net.Listener, error) {
 	const least = 10000
 	var first int
 	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
@@ -78,11 +81,10 @@ func lowAddr() string {
 	for range 1000 * min(1, max(0, first-least)) {
 		ln, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(least+rand.IntN(first-least)))
 		if err == nil {
-			ln.Close()
-			return ln.Addr().String()
+			return ln, nil
 		}
 	}
-	return "127.0.0.1:0"
+	return net.Listen("tcp", "127.0.0.1:0")
 }
 
 // provider works in dir with the test program as runtime and tools.

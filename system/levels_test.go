@@ -63,9 +63,9 @@ func apart(t *testing.T, level sandbox.Level) []system.ProviderOption {
 	}
 	switch level {
 	case sandbox.Off:
-		return []system.ProviderOption{system.WithLoopbackAllocator(system.Loopback(ownAddr))}
+		return []system.ProviderOption{system.WithLoopbackAllocator(system.Loopback(ownPort))}
 	case sandbox.Limited:
-		return []system.ProviderOption{system.WithLoopbackAllocator(system.Loopback(lowAddr))}
+		return []system.ProviderOption{system.WithLoopbackAllocator(system.Loopback(lowPort))}
 	}
 	return nil
 }

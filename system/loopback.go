@@ -6,8 +6,10 @@ import (
 	"os"
 )
 
-// loopback allocates addresses by binding them: free ports of 127.0.0.1, or what any answers.
-type loopback struct{ any func() string }
+// loopback allocates addresses by binding them: free ports of 127.0.0.1, or what open answers.
+type loopback struct {
+	open func() (net.Listener, error)
+}
 
 // Reserve picks a free loopback address, such as "127.0.0.1:51234". It is only free at the moment
 // of the call; ReserveListener keeps it. Errors wrap ErrNoAddress.
@@ -25,8 +27,8 @@ func (l loopback) Reserve() (string, error) {
 
 // ReserveListener binds a free loopback address and keeps it. Errors wrap ErrNoAddress.
 func (l loopback) ReserveListener() (net.Listener, error) {
-	if l.any != nil {
-		return l.listen(l.any())
+	if l.open != nil {
+		return l.open()
 	}
 	return l.listen("127.0.0.1:0")
 }

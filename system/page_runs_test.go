@@ -291,7 +291,7 @@ func TestTheIDAndTheAddressStayFromStartToStartAndAfterALoad(t *testing.T) {
 	t.Parallel()
 	dir := host(t)
 	// Between two providers nobody holds the address.
-	p := provider(t, dir, plain, system.WithLoopbackAllocator(system.Loopback(ownAddr)))
+	p := provider(t, dir, plain, system.WithLoopbackAllocator(system.Loopback(ownPort)))
 	a := created(t, p, nil, role("serve"))
 	id, addr := a.UUID(), a.Addr()
 	usual := created(t, provider(t, host(t), plain), nil).Addr()

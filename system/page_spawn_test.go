@@ -28,7 +28,7 @@ import (
 func TestAnAgentAloneOnDiskIsAProcessOfThisMachine(t *testing.T) {
 	t.Parallel()
 	dir := host(t)
-	addr := freeAddr(t)
+	addr := ownHost() + ":4711"
 	a := system.NewAgent(uuid.New(), osfs.New(dir), system.WithStore(image(t, plain+"BIN env otters/tools/env\n")), system.WithReference(ref),
 		system.WithAgentPuller(pullSelf), system.WithStaticModelResolver("http://model", "key"), system.WithAddr(addr), system.WithOverrides(role("serve")))
 	done := make(chan error, 1)
@@ -61,17 +61,6 @@ func TestAnAgentAloneOnDiskIsAProcessOfThisMachine(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-}
-
-// freeAddr is an address of the loopback that nobody else binds.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", ownAddr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 func TestAnAgentInMemoryNeedsASpawner(t *testing.T) {
@@ -195,6 +184,51 @@ func TestACmdThatTakesFilesIsHandedTheListenerForARuntimeThatTakesIt(t *testing.
 			t.Error(err)
 		}
 	}
+}
+
+// Worst input: a process that is being started meanwhile has a copy of the listener.
+func TestARuntimeThatBindsItsAddressIsStartedOnceThatIsFree(t *testing.T) {
+	t.Parallel()
+	var copied net.Listener
+	allocator := system.Loopback(func() (net.Listener, error) {
+		ln, err := ownPort()
+		if err != nil {
+			return nil, err
+		}
+		f, err := ln.(*net.TCPListener).File()
+		if err == nil {
+			copied, err = net.FileListener(f)
+			f.Close()
+		}
+		return ln, err
+	})
+	let := make(chan struct{})
+	h := inMemory(t, plain, system.WithLoopbackAllocator(allocator))
+	h.starting = func() error {
+		select {
+		case <-let:
+			return nil
+		default:
+			return errors.New("its address is not free")
+		}
+	}
+	a := created(t, h.Provider, nil)
+	t.Cleanup(func() { copied.Close() })
+	go func() {
+		// Whoever looks whether it is free finds that it is not.
+		if c, err := copied.Accept(); err == nil {
+			c.Close()
+		}
+		close(let)
+		copied.Close()
+	}()
+	done := make(chan error, 1)
+	go func() { done <- a.Run(context.Background()) }()
+	if _, err := executor.WaitForStatus(t.Context(), a, executor.StatusStarting, executor.StatusFailed); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, a, done)
+	stopped(t, a, done)
 }
 
 // pullText is for programs that a Spawner only names.

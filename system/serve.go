@@ -108,7 +108,7 @@ func (a *Agent) bringUp(ctx context.Context, r *activeRun) error {
 	if a.monitored {
 		proc, err = a.launchMonitored(ctx, expected)
 	} else {
-		proc, err = a.launchSpawned()
+		proc, err = a.launchSpawned(ctx)
 	}
 	if err != nil {
 		return err
@@ -238,6 +238,27 @@ func (a *Agent) dropListener() {
 	}
 }
 
+// freeAddr lets the address go for a runtime that binds it. What is being started meanwhile has a copy of the
+// listener until its exec has closed it, and nobody can bind the address as long.
+func (a *Agent) freeAddr(ctx context.Context) {
+	a.mu.Lock()
+	ln := a.listener
+	a.mu.Unlock()
+	if ln == nil {
+		return
+	}
+	a.dropListener()
+	ctx, cancel := context.WithTimeout(ctx, busyWait)
+	defer cancel()
+	for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", ln.Addr().String())
+		if err != nil {
+			return
+		}
+		_ = c.Close()
+	}
+}
+
 // launchMonitored starts the runtime under the monitor that is expected to.
 func (a *Agent) launchMonitored(ctx context.Context, expected *sandbox.Expected) (process, error) {
 	var files openFiles
@@ -249,7 +270,7 @@ func (a *Agent) launchMonitored(ctx context.Context, expected *sandbox.Expected)
 	a.mu.Lock()
 	s.Args, s.Env = a.args(), a.env()
 	a.mu.Unlock()
-	if err := a.handDown(&s, &files); err != nil {
+	if err := a.handDown(ctx, &s, &files); err != nil {
 		return nil, err
 	}
 	outputs, err := a.outputs(&s, &files)
@@ -278,7 +299,7 @@ func (a *Agent) launchMonitored(ctx context.Context, expected *sandbox.Expected)
 
 // handDown prepares the descriptors: the runtime's listener and its serve token where it takes
 // them, and what the monitor holds for whoever takes the agent over.
-func (a *Agent) handDown(s *sandbox.Spec, files *openFiles) error {
+func (a *Agent) handDown(ctx context.Context, s *sandbox.Spec, files *openFiles) error {
 	a.mu.Lock()
 	inherit, ln := a.ways.inherit, a.listener
 	a.mu.Unlock()
@@ -287,7 +308,7 @@ func (a *Agent) handDown(s *sandbox.Spec, files *openFiles) error {
 	}
 	if !inherit || ln == nil {
 		a.setServeToken("")
-		return a.letBind(s, ln, files)
+		return a.letBind(ctx, s, ln, files)
 	}
 	inherited, err := a.inherited(ln, files)
 	if err != nil {
@@ -313,9 +334,9 @@ func (a *Agent) inherited(ln net.Listener, files *openFiles) (all [2]*os.File, e
 // letBind prepares for a runtime that can only bind its address itself. At strict it does so on a
 // loopback of its own, and the monitor passes on what reaches the listener outside; elsewhere the
 // address must be free.
-func (a *Agent) letBind(s *sandbox.Spec, ln net.Listener, files *openFiles) error {
+func (a *Agent) letBind(ctx context.Context, s *sandbox.Spec, ln net.Listener, files *openFiles) error {
 	if s.Level != sandbox.Strict || ln == nil {
-		a.dropListener()
+		a.freeAddr(ctx)
 	}
 	if s.Level == sandbox.Off {
 		return nil

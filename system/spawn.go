@@ -29,7 +29,7 @@ type spawned struct {
 var _ process = (*spawned)(nil)
 
 // launchSpawned starts the runtime by a Spawner, without a monitor.
-func (a *Agent) launchSpawned() (process, error) {
+func (a *Agent) launchSpawned(ctx context.Context) (process, error) {
 	spawner := a.spawner
 	if spawner == nil && a.disk {
 		spawner = osSpawner{}
@@ -49,7 +49,7 @@ func (a *Agent) launchSpawned() (process, error) {
 	a.mu.Unlock()
 	var files openFiles
 	defer files.close()
-	passed, err := a.passFiles(cmd, &files)
+	passed, err := a.passFiles(ctx, cmd, &files)
 	if err != nil {
 		closers.close()
 		return nil, fmt.Errorf("start runtime: %w", err)
@@ -74,14 +74,14 @@ func (a *Agent) launchSpawned() (process, error) {
 // passFiles hands the listener and a serve token to a Cmd that takes files, for a runtime that takes
 // them, and returns the variables that tell of them. Any other runtime binds the address itself, which
 // is freed for it.
-func (a *Agent) passFiles(cmd Cmd, files *openFiles) ([]string, error) {
+func (a *Agent) passFiles(ctx context.Context, cmd Cmd, files *openFiles) ([]string, error) {
 	a.mu.Lock()
 	inherit, ln := a.ways.inherit, a.listener
 	a.mu.Unlock()
 	taker, ok := cmd.(interface{ SetFiles(files []*os.File) })
 	if !ok || !inherit || ln == nil {
 		a.setServeToken("")
-		a.dropListener()
+		a.freeAddr(ctx)
 		return nil, nil
 	}
 	inherited, err := a.inherited(ln, files)

@@ -268,7 +268,9 @@ func (a *agent) serve(ctx context.Context, r *run) error {
 		defer f.Close()
 		cmd.ExtraFiles, cmd.Env = []*os.File{f}, append(cmd.Env, "LISTEN_FDS=1", "LISTEN_FDNAMES=runtime")
 	}
-	r.ln.Close() // Any other runtime binds the address itself.
+	syscall.ForkLock.RLock() // Nor does a child that is being forked keep it.
+	r.ln.Close()             // Any other runtime binds the address itself.
+	syscall.ForkLock.RUnlock()
 	a.tracker.Set(executor.StatusStarting)
 	if err = cmd.Start(); err != nil {
 		return err
