@@ -166,7 +166,7 @@ func TestFilesBelongToTheProgramsUser(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, l *sandbox.Launcher, level sandbox.Level) {
 		w := newWorld(t)
-		said(t, l, w.spec(t, level, "touch made "+w.at(level, "mount")+"/made"))
+		said(t, l, w.spec(t, level, ": >made; : >"+w.at(level, "mount")+"/made"))
 		uid := w.uid
 		if uid < 0 {
 			uid = os.Geteuid()
@@ -348,7 +348,8 @@ func TestMountsMadeLaterAreSeen(t *testing.T) {
 		t.Skip(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(w.mount, unix.MNT_DETACH) })
-	if err := os.WriteFile(filepath.Join(w.mount, "later"), []byte("later\n"), 0o644); err != nil {
+	later := filepath.Join(w.mount, "later")
+	if err := errors.Join(os.WriteFile(later, []byte("later\n"), 0o644), os.Chmod(later, 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	if got := said(t, l, w.spec(t, sandbox.Strict, "cat mount/later")); got != "later" {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -90,7 +91,8 @@ func withPrograms(m *testing.M) (int, error) {
 			return 0, err
 		}
 		built.self = filepath.Join(dir, "test")
-		if err := os.WriteFile(built.self, code, 0o755); err != nil {
+		// Whatever the umask is.
+		if err := errors.Join(os.WriteFile(built.self, code, 0o755), os.Chmod(built.self, 0o755)); err != nil {
 			return 0, err
 		}
 	}

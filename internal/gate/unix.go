@@ -23,7 +23,7 @@ import (
 const MaxSocketPath = len(unix.RawSockaddrUnix{}.Path) - 1
 
 // lockWait bounds how long another process may take to set its socket up in the same folder.
-const lockWait = 3 * time.Second
+const lockWait = 10 * time.Second
 
 // UnixConfig listens on Unix sockets, as net.ListenConfig does on others. The zero value works.
 type UnixConfig struct {

@@ -61,6 +61,13 @@ func TestSocket(t *testing.T) {
 	clearEnv(t)
 	t.Setenv("HOME", "/home/ada")
 	runtime := t.TempDir()
+	if len(runtime) > MaxSocket/2 {
+		var err error
+		if runtime, err = os.MkdirTemp("/tmp", "home"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(runtime) })
+	}
 	usual, err := Home()
 	if err != nil {
 		t.Fatal(err)
