@@ -302,3 +302,51 @@ func TestR11ADiskErrorAtEachStep(t *testing.T) {
 		t.Errorf("collect: %+v %v", done, err)
 	}
 }
+
+// R11: an error of the disk while a blob that is there is pushed again leaves it there, by the one file or the
+// other.
+func TestR11ADiskErrorAtAPushOfWhatIsThere(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	dir := t.TempDir()
+	d := &failing{}
+	s, err := Open(dir, Options{disk: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := s.Repository("r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Repeat([]byte("there "), 20000)
+	desc := content.NewDescriptorFromBytes("application/octet-stream", data)
+	if err := repo.Push(ctx, desc, bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []string{"sync", "rename", "folder", "commit", "remove"} {
+		for _, afterwards := range []bool{false, true} {
+			d.fail(step, afterwards)
+			if err := s.pushBlob(ctx, "r", desc, bytes.NewReader(data)); errors.Is(err, unix.EIO) != (step != "remove") || d.happened == 0 {
+				t.Errorf("%s: %v, %d steps", step, err, d.happened)
+			}
+			d.fail("", false)
+			if got, err := content.FetchAll(ctx, repo, desc); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("%s: then it has %d bytes, %v", step, len(got), err)
+			}
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openTest(t, dir)
+	c, err := s.Check(ctx, CheckOptions{})
+	if err != nil || len(c.Problems) > 0 {
+		t.Errorf("check: %v %q", err, c.Problems)
+	}
+	if done, err := s.Collect(ctx, CollectOptions{Grace: leaseTime}); err != nil || done.Orphans != c.Orphans || c.Orphans == 0 {
+		t.Errorf("collect: %+v %v", done, err)
+	}
+	if left, err := os.ReadDir(s.blobsPath()); err != nil || len(left) != 1 {
+		t.Errorf("files %v %v", left, err)
+	}
+}

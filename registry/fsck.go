@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 
 	"github.com/opencontainers/go-digest"
-	"oras.land/oras-go/v2/errdef"
 )
 
 // problemLimit bounds the problems that a check tells one by one.
@@ -47,8 +46,9 @@ func (c *Check) problem(format string, args ...any) {
 
 // Check reads the whole store and compares: the database with its own rules, each content with its
 // digest and size, what is noted of a manifest with its bytes, and all that refers with what is
-// there. It changes nothing and may run while others push, pull and collect. The error is about the
-// check; what is wrong with the store is in its result.
+// there. It changes nothing and may run while others push, pull and collect. What it finds damaged is,
+// until the store is closed, not given to anybody, and whoever pushes it puts it right. The error is about
+// the check; what is wrong with the store is in its result.
 func (s *Store) Check(ctx context.Context, opts CheckOptions) (*Check, error) {
 	c := &Check{}
 	err := s.checkDatabase(ctx, c)
@@ -140,16 +140,13 @@ func (s *Store) checkContent(ctx context.Context, c *Check, opts CheckOptions, f
 		c.problem("%s: %v", f.digest, err)
 		return nil
 	}
-	r, err := s.open(&f.found)
-	if errors.Is(err, errdef.ErrNotFound) {
+	r, err := s.openKept(&f.found)
+	if errors.Is(err, fs.ErrNotExist) {
 		var still bool
-		if err := s.row(ctx, "SELECT EXISTS (SELECT 1 FROM contents WHERE id = ?)", []any{f.id}, []any{&still}); err != nil {
+		// It may have been deleted meanwhile, or pushed again.
+		if err := s.row(ctx, "SELECT EXISTS (SELECT 1 FROM contents WHERE id = ? AND file = ?)", []any{f.id, f.file.String}, []any{&still}); err != nil || !still {
 			return err
 		}
-		if still {
-			c.problem("%s: its file %s is missing", f.digest, f.file.String)
-		}
-		return nil
 	}
 	if err != nil {
 		c.problem("%s: %v", f.digest, err)
@@ -167,24 +164,29 @@ func (s *Store) checkContent(ctx context.Context, c *Check, opts CheckOptions, f
 		c.problem("%s: has %d bytes, %d are noted", f.digest, size, f.size)
 	case f.file.Valid && opts.SkipFiles:
 	default:
-		return verify(ctx, c, f.digest, r)
+		return s.verify(ctx, c, &f.found, r)
 	}
 	return nil
 }
 
-// verify compares content with its digest.
-func verify(ctx context.Context, c *Check, d digest.Digest, r io.Reader) error {
+// verify compares content with its digest, and remembers what is damaged.
+func (s *Store) verify(ctx context.Context, c *Check, f *found, r io.Reader) error {
+	d := f.digest
 	sum := d.Algorithm().Hash()
 	_, err := copyAll(sum, contextReader{ctx, r})
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err != nil {
+	got := digest.NewDigest(d.Algorithm(), sum)
+	switch {
+	case err != nil:
 		c.problem("%s: %v", d, err)
-	} else if got := digest.NewDigest(d.Algorithm(), sum); got != d {
+	case got != d:
 		c.problem("%s: the content has digest %s", d, got)
+	default:
+		return nil
 	}
-	return nil
+	return s.noteDamage(ctx, f)
 }
 
 // checkManifest compares what is noted of a manifest with its bytes.

@@ -103,7 +103,10 @@ func (x *exchange) mount(d digest.Digest, from string) (bool, error) {
 	if !x.grant.may(actionPull, from) {
 		return false, nil
 	}
-	err := x.store.write(x.r.Context(), 0, func(w *writer) error { return w.mount(d, from, x.repository, x.store.leases) })
+	_, err := x.store.findPresent(x.r.Context(), findBlob, from, string(d))
+	if err == nil {
+		err = x.store.write(x.r.Context(), 0, func(w *writer) error { return w.mount(d, from, x.repository, x.store.leases) })
+	}
 	if errors.Is(err, errdef.ErrNotFound) {
 		return false, nil
 	}

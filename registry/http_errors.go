@@ -90,6 +90,8 @@ func answer(err error) *apiError {
 		return &apiError{http.StatusMethodNotAllowed, codeDenied, err.Error()}
 	case errors.Is(err, ErrClosed):
 		return &apiError{http.StatusServiceUnavailable, codeUnavailable, "the registry is shutting down"}
+	case errors.Is(err, errDamaged):
+		return &apiError{http.StatusInternalServerError, codeUnknown, "this content is damaged: push it again"}
 	case diskFull(err):
 		return &apiError{http.StatusInsufficientStorage, codeUnavailable, "the registry's disk is full: nothing was stored"}
 	case diskReadOnly(err):

@@ -143,7 +143,7 @@ func (x *exchange) send(f *found, contentType string) error {
 	if x.r.Method == http.MethodHead {
 		x.r.Header.Del("Range") // it has a meaning with GET only
 	} else {
-		file, err := x.store.open(f)
+		file, err := x.store.open(x.r.Context(), f)
 		if err != nil {
 			return unknown(err, codeBlobUnknown)
 		}

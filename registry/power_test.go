@@ -24,7 +24,7 @@ import (
 
 // Invariant: before an answer says that something is stored, its file is synced, renamed, and the folder
 // synced, in this order, and then the row committed; before a file is removed, the commit that no longer
-// names it is done. So whatever a loss of power takes of what was not synced, the store is consistent and
+// names it, or names another in its place, is done. So whatever a loss of power takes of what was not synced, the store is consistent and
 // has what was acknowledged. Worst: the loss between a rename and the folder's sync, between that and the
 // commit, and between a commit and a removal.
 //
@@ -234,6 +234,8 @@ func TestR11WhatIsAcknowledgedOutlivesALossOfPower(t *testing.T) {
 	p.do("PUT", "/v2/r/manifests/one", data, ocispec.MediaTypeImageManifest, "begin commit answer", stored)
 	data, _, stored = manifest(chunked)
 	p.do("PUT", "/v2/r/manifests/two", data, ocispec.MediaTypeImageManifest, "begin commit answer", stored)
+	d, stored = blob(chunked)
+	p.do("POST", "/v2/r/blobs/uploads/?digest="+string(d), chunked, "", "sync rename folder begin commit remove answer", stored)
 	p.do("DELETE", "/v2/r/manifests/"+string(first), nil, "", "begin commit answer", nil, first)
 	p.do("DELETE", "/v2/r/blobs/"+string(digest.FromBytes(large)), nil, "", "begin commit answer", nil, digest.FromBytes(large))
 	before := len(p.events)

@@ -68,14 +68,37 @@ type rowReader struct{ *bytes.Reader }
 
 func (rowReader) Close() error { return nil }
 
-// open reads a content found with its data.
-func (s *Store) open(f *found) (blobReader, error) {
+// open reads a content found with its data, unless it is known to be damaged.
+func (s *Store) open(ctx context.Context, f *found) (blobReader, error) {
+	if s.damage.has(f) {
+		return nil, fmt.Errorf("%s: %w", f.digest, errDamaged)
+	}
+	r, err := s.openKept(f)
+	for errors.Is(err, fs.ErrNotExist) {
+		// It was deleted, or pushed again, and so has another file.
+		again, findErr := s.find(ctx, findInStore, true, string(f.digest))
+		switch {
+		case errors.Is(findErr, errdef.ErrNotFound):
+			return nil, fmt.Errorf("%s was deleted: %w", f.digest, errdef.ErrNotFound)
+		case findErr != nil:
+			return nil, findErr
+		case again.file == f.file:
+			return nil, fmt.Errorf("%s: %w", f.digest, err)
+		}
+		f = again
+		r, err = s.openKept(f)
+	}
+	return r, err
+}
+
+// openKept reads a content as it is kept; a file that is not there wraps fs.ErrNotExist.
+func (s *Store) openKept(f *found) (blobReader, error) {
 	if !f.file.Valid {
 		return rowReader{bytes.NewReader(f.data)}, nil
 	}
 	file, err := os.Open(filepath.Join(s.blobsPath(), f.file.String))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s was deleted: %w", f.digest, errdef.ErrNotFound)
+		return nil, fmt.Errorf("%w: its file %s is missing: %w", errDamaged, f.file.String, fs.ErrNotExist)
 	}
 	if err != nil {
 		return nil, err
@@ -83,7 +106,7 @@ func (s *Store) open(f *found) (blobReader, error) {
 	// A file that lost its end must not be taken for the whole.
 	info, err := file.Stat()
 	if err == nil && info.Size() != f.size {
-		err = fmt.Errorf("has %d bytes, %d are noted", info.Size(), f.size)
+		err = fmt.Errorf("%w: has %d bytes, %d are noted", errDamaged, info.Size(), f.size)
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())

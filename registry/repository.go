@@ -29,7 +29,7 @@ func (r *Repository) Fetch(ctx context.Context, target ocispec.Descriptor) (io.R
 	if err != nil {
 		return nil, fmt.Errorf("fetch %s@%s: %w", r.name, target.Digest, err)
 	}
-	return r.store.openChecked(f, target)
+	return r.store.openChecked(ctx, f, target)
 }
 
 // Push stores content in the repository. What a manifest refers to must be in the repository.
@@ -38,7 +38,8 @@ func (r *Repository) Push(ctx context.Context, expected ocispec.Descriptor, cont
 	return r.store.push(ctx, r.name, expected, content)
 }
 
-// Exists tells whether the repository holds the content: as a manifest, where the media type is one.
+// Exists tells whether the repository holds the content: as a manifest, where the media type is one; see
+// Store.Exists.
 func (r *Repository) Exists(ctx context.Context, target ocispec.Descriptor) (bool, error) {
 	return r.store.exists(ctx, r.name, target)
 }

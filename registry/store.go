@@ -67,6 +67,7 @@ type Store struct {
 	stmts      sync.Map // of *sql.Stmt on db, by text
 	closed     atomic.Bool
 	writing    atomic.Int64 // files that are written now
+	damage     damage
 
 	closeOnce sync.Once
 	closeErr  error

@@ -21,15 +21,15 @@ func (s *Store) Fetch(ctx context.Context, target ocispec.Descriptor) (io.ReadCl
 	if err != nil {
 		return nil, fmt.Errorf("fetch %s: %w", target.Digest, err)
 	}
-	return s.openChecked(f, target)
+	return s.openChecked(ctx, f, target)
 }
 
 // openChecked refuses a descriptor whose size is not the content's.
-func (s *Store) openChecked(f *found, target ocispec.Descriptor) (io.ReadCloser, error) {
+func (s *Store) openChecked(ctx context.Context, f *found, target ocispec.Descriptor) (io.ReadCloser, error) {
 	if f.size != target.Size {
 		return nil, fmt.Errorf("fetch %s: has %d bytes, descriptor says %d: %w", target.Digest, f.size, target.Size, content.ErrMismatchedDigest)
 	}
-	r, err := s.open(f)
+	r, err := s.open(ctx, f)
 	if err != nil {
 		return nil, fmt.Errorf("fetch: %w", err)
 	}
@@ -108,7 +108,8 @@ func (r contextReader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// Exists tells whether the store holds the content: as a manifest, where the media type is one.
+// Exists tells whether the store holds the content: as a manifest, where the media type is one. What is
+// known to be damaged, or leads to what is, it does not: pushing it again puts it right.
 func (s *Store) Exists(ctx context.Context, target ocispec.Descriptor) (bool, error) {
 	return s.exists(ctx, "", target)
 }
@@ -127,7 +128,13 @@ func (s *Store) exists(ctx context.Context, repository string, target ocispec.De
 	if errors.Is(err, errdef.ErrNotFound) {
 		return false, nil
 	}
-	return err == nil && (!isManifest(target.MediaType) || f.mediaType == target.MediaType), err
+	if err != nil || !isManifest(target.MediaType) {
+		return err == nil, err
+	}
+	if f.mediaType != target.MediaType {
+		return false, nil
+	}
+	return s.allWhole(ctx, f.digest)
 }
 
 // Resolve gives the manifest that "repository:tag" or "repository@digest" names.
@@ -147,7 +154,7 @@ func (s *Store) Resolve(ctx context.Context, reference string) (ocispec.Descript
 func (s *Store) findPresent(ctx context.Context, query string, args ...any) (*found, error) {
 	s.sweep.RLock()
 	defer s.sweep.RUnlock()
-	f, err := s.find(ctx, query, false, args...)
+	f, err := s.findWhole(ctx, query, args...)
 	if err == nil {
 		s.leases.take(f.digest)
 	}

@@ -37,16 +37,17 @@ func (s *Store) write(ctx context.Context, size int, op func(*writer) error) err
 }
 
 // commitBlob makes a finished ingest visible: in the store, and in the repository unless that is
-// "". It takes the ingest over.
+// "". It takes the ingest over. What is there already is replaced: these bytes were just verified, and
+// those may have been damaged since.
 func (s *Store) commitBlob(ctx context.Context, g *ingest, d digest.Digest, repository string) error {
-	added := false
+	replaced := ""
 	s.leases.take(d)
 	err := s.write(ctx, len(g.row), func(w *writer) error {
-		id, fresh, err := w.addContent(d, g.size, s.now(), g.row, g.name)
+		id, before, err := w.addContent(d, g.size, s.now(), g.row, g.name)
 		if err != nil {
 			return err
 		}
-		added = fresh
+		replaced = before
 		if repository == "" {
 			return nil
 		}
@@ -57,8 +58,10 @@ func (s *Store) commitBlob(ctx context.Context, g *ingest, d digest.Digest, repo
 		return w.addMember(repo, id, "")
 	})
 	switch {
-	case err == nil && added:
+	case err == nil:
 		g.keep()
+		s.removeFile(replaced)
+		s.damage.clear(replaced, string(d))
 	case errors.Is(err, errCommit):
 		// The row may still come back with the log: its file must be there.
 		g.keepUncertain()
@@ -70,8 +73,9 @@ func (s *Store) commitBlob(ctx context.Context, g *ingest, d digest.Digest, repo
 // commitManifest makes a manifest visible in the store and, unless repository is "", there, with
 // tags. All that it requires must be present, in the repository or in the store.
 func (s *Store) commitManifest(ctx context.Context, m *manifest, repository string, tags []string) error {
+	replaced := ""
 	s.leases.take(m.digest)
-	return s.write(ctx, len(m.data), func(w *writer) error {
+	err := s.write(ctx, len(m.data), func(w *writer) error {
 		var repo int64
 		if repository != "" {
 			var err error
@@ -82,9 +86,12 @@ func (s *Store) commitManifest(ctx context.Context, m *manifest, repository stri
 		if err := w.checkEdges(m, repo, repository); err != nil {
 			return err
 		}
-		id, err := w.addManifest(m, s.now())
-		if err != nil || repo == 0 {
+		id, before, err := w.addManifest(m, s.now())
+		if err != nil {
 			return err
+		}
+		if replaced = before; repo == 0 {
+			return nil
 		}
 		if err := w.addMember(repo, id, m.mediaType); err != nil {
 			return err
@@ -96,6 +103,11 @@ func (s *Store) commitManifest(ctx context.Context, m *manifest, repository stri
 		}
 		return nil
 	})
+	if err == nil {
+		s.removeFile(replaced)
+		s.damage.clear(replaced, string(m.digest))
+	}
+	return err
 }
 
 func (s *Store) now() int64 { return s.opts.Now().Unix() }
@@ -117,8 +129,8 @@ func (w *writer) repository(name string) (id int64, err error) {
 	return id, err
 }
 
-// addContent gives the id of d; fresh tells that the row is new and thus uses data or file.
-func (w *writer) addContent(d digest.Digest, size, now int64, data []byte, file string) (id int64, fresh bool, err error) {
+// addContent gives the id of d, whose row has data or file from now on; replaced is the file it had before.
+func (w *writer) addContent(d digest.Digest, size, now int64, data []byte, file string) (id int64, replaced string, err error) {
 	var bytes, name any
 	if file != "" {
 		name = file
@@ -127,11 +139,14 @@ func (w *writer) addContent(d digest.Digest, size, now int64, data []byte, file 
 	}
 	err = w.row("INSERT INTO contents(digest, size, created, data, file) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id",
 		[]any{string(d), size, now, bytes, name}, []any{&id})
-	if errors.Is(err, sql.ErrNoRows) {
-		err = w.row("SELECT id FROM contents WHERE digest = ?", []any{string(d)}, []any{&id})
-		return id, false, err
+	if !errors.Is(err, sql.ErrNoRows) {
+		return id, "", err
 	}
-	return id, err == nil, err
+	var before sql.NullString
+	if err = w.row("SELECT id, file FROM contents WHERE digest = ?", []any{string(d)}, []any{&id, &before}); err != nil {
+		return 0, "", err
+	}
+	return id, before.String, w.exec("UPDATE contents SET data = ?1, file = ?2 WHERE id = ?3 AND (data IS NOT ?1 OR file IS NOT ?2)", bytes, name, id)
 }
 
 // checkEdges looks for what m requires: in the repository, or in the whole store when repo is 0.
@@ -167,10 +182,10 @@ func (w *writer) checkEdges(m *manifest, repo int64, name string) error {
 	return nil
 }
 
-func (w *writer) addManifest(m *manifest, now int64) (int64, error) {
-	id, _, err := w.addContent(m.digest, int64(len(m.data)), now, m.data, "")
-	if err != nil {
-		return 0, err
+// addManifest gives what addContent does.
+func (w *writer) addManifest(m *manifest, now int64) (id int64, replaced string, err error) {
+	if id, replaced, err = w.addContent(m.digest, int64(len(m.data)), now, m.data, ""); err != nil {
+		return 0, "", err
 	}
 	var subject any
 	if m.subject != "" {
@@ -181,15 +196,15 @@ func (w *writer) addManifest(m *manifest, now int64) (int64, error) {
 		" annotations = excluded.annotations, subject = excluded.subject WHERE media_type <> excluded.media_type",
 		id, m.mediaType, m.artifactType, m.annotations, subject)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	for _, e := range m.edges {
 		err := w.exec("INSERT INTO edges(parent, child, kind) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", id, string(e.desc.Digest), e.kind)
 		if err != nil {
-			return 0, err
+			return 0, "", err
 		}
 	}
-	return id, nil
+	return id, replaced, nil
 }
 
 // addMember makes a content visible in a repository: as a manifest of mediaType, or as a blob
