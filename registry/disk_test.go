@@ -350,3 +350,44 @@ func TestR11ADiskErrorAtAPushOfWhatIsThere(t *testing.T) {
 		t.Errorf("files %v %v", left, err)
 	}
 }
+
+// Whoever found a content before it was pushed again, or deleted, reads what is there then, or is told so; and
+// what a check found before it says nothing of what is there after it.
+func TestWhatWasFoundBeforeAPush(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	s := openTest(t, t.TempDir())
+	for _, data := range [][]byte{[]byte("a row"), bytes.Repeat([]byte("a file "), 20000)} {
+		desc := content.NewDescriptorFromBytes("application/octet-stream", data)
+		if err := s.Push(ctx, desc, bytes.NewReader(data)); err != nil {
+			t.Fatal(err)
+		}
+		before, err := s.find(ctx, findInStore, true, string(desc.Digest))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.pushBlob(ctx, "", desc, bytes.NewReader(data)); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.noteDamage(ctx, before); err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := s.Exists(ctx, desc); !ok || err != nil {
+			t.Errorf("exists: %v %v", ok, err)
+		}
+		s.damage.clear(keptAs(before))
+		r, err := s.open(ctx, before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+		if err := errors.Join(r.Close(), s.Delete(ctx, desc)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.open(ctx, before); before.file.Valid && !errors.Is(err, errdef.ErrNotFound) {
+			t.Errorf("what was deleted: %v", err)
+		}
+	}
+}
