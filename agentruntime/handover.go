@@ -8,6 +8,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -67,6 +69,16 @@ func Inherit(getenv func(string) string) (Handover, error) {
 }
 
 func (h *Handover) take(fd int, name string) error {
+	// Where none was given the number may be one that this process uses itself, which is left alone.
+	var is unix.Stat_t
+	if name == ListenerName {
+		if err := unix.Fstat(fd, &is); err != nil {
+			return fmt.Errorf("not a listener: %w", err)
+		}
+		if is.Mode&unix.S_IFMT != unix.S_IFSOCK {
+			return errors.New("not a listener: it is no socket")
+		}
+	}
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
 	switch name {
