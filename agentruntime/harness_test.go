@@ -57,9 +57,9 @@ tools:
 	a.write("etc/context/AGENT.md", "You are guide.")
 	a.write("etc/context/MOUNTS.md", "No mounts.")
 	a.write("etc/context/WORKSPACE.md", "Folders.")
-	a.opts = agentruntime.Options{Root: a.root, Environ: append(os.Environ(),
-		"TEST_API_BASE="+a.model.URL, "TEST_API_KEY="+modelKey, "OTTERS_AGENT_TOKEN=agenttoken", "OTTERSD_URL=http://x",
-		"RUNTIME_SECRET_TOKEN=abc", "RUNTIME_MAX_TOKENS_X=1", "GREETING=hello")}
+	a.opts = agentruntime.Options{Root: a.root, Environ: []string{"PATH=" + os.Getenv("PATH"),
+		"TEST_API_BASE=" + a.model.URL, "TEST_API_KEY=" + modelKey, "OTTERS_AGENT_TOKEN=agenttoken", "OTTERSD_URL=http://x",
+		"RUNTIME_SECRET_TOKEN=abc", "RUNTIME_MAX_TOKENS_X=1", "GREETING=hello"}}
 	return a
 }
 

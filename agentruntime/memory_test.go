@@ -6,11 +6,8 @@ package agentruntime_test
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -294,11 +291,7 @@ func TestAPromptThatOverflowsIsCompactedAndSentOnceMore(t *testing.T) {
 func TestADatabaseOfTheFirstVersionIsTakenOver(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "", say("ok"))
-	db, err := sql.Open("sqlite", filepath.Join(a.root, "var/lib/sessions.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = db.Exec(`
+	a.sql(`
 CREATE TABLE sessions (id TEXT PRIMARY KEY, last_active INTEGER NOT NULL) STRICT;
 CREATE TABLE turns (id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE, run TEXT NOT NULL,
 	reason TEXT NOT NULL DEFAULT '', started_at INTEGER NOT NULL, finished_at INTEGER NOT NULL DEFAULT 0,
@@ -312,9 +305,6 @@ INSERT INTO turns (id, session, run, reason, started_at) VALUES (7, 's', '', 'do
 INSERT INTO messages VALUES (7, 1, 'user', '{"role":"user","parts":[{"kind":"text","text":"old"}]}', 5),
 	(7, 2, 'assistant', '{"role":"assistant","parts":[{"kind":"text","text":"answer"}]}', 5);
 PRAGMA user_version = 1`)
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
 	c := a.serve()
 	if err := chat(context.Background(), c, "s", "new"); err != nil {
 		t.Fatal(err)

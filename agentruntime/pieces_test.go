@@ -21,28 +21,33 @@ import (
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
 
-// sql changes the database behind the runtime's back.
-func (a *agent) sql(text string) {
+// database is the runtime's, behind its back.
+func (a *agent) database(do func(*sql.DB) error) {
 	a.t.Helper()
-	db, err := sql.Open("sqlite", filepath.Join(a.root, "var/lib/sessions.db"))
-	if err == nil {
-		_, err = db.Exec(text)
-	}
-	if err := errors.Join(err, db.Close()); err != nil {
+	db, err := sql.Open("sqlite", filepath.Join(a.root, "var/lib/sessions.db")+"?_pragma=busy_timeout(60000)")
+	if err != nil {
 		a.t.Fatal(err)
 	}
+	if err := errors.Join(do(db), db.Close()); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// sql changes the database.
+func (a *agent) sql(text string) {
+	a.t.Helper()
+	a.database(func(db *sql.DB) error {
+		_, err := db.Exec(text)
+		return err
+	})
 }
 
 // pieces are how many there are in the database, and how many bytes they have.
 func (a *agent) pieces() (count, size int) {
 	a.t.Helper()
-	db, err := sql.Open("sqlite", filepath.Join(a.root, "var/lib/sessions.db"))
-	if err == nil {
-		err = db.QueryRow("SELECT count(*), coalesce(sum(length(parts)), 0) FROM pieces").Scan(&count, &size)
-	}
-	if err := errors.Join(err, db.Close()); err != nil {
-		a.t.Fatal(err)
-	}
+	a.database(func(db *sql.DB) error {
+		return db.QueryRow("SELECT count(*), coalesce(sum(length(parts)), 0) FROM pieces").Scan(&count, &size)
+	})
 	return count, size
 }
 

@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/otters-sh/otters/agentruntime"
+	"github.com/otters-sh/otters/internal/modelserver"
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
 
@@ -135,7 +137,7 @@ func TestWhatCannotBeServedIsRefusedWithTheReason(t *testing.T) {
 		"huge context": {func(a *agent) { a.write("etc/context/STYLE.md", strings.Repeat("x", 1<<20+1)) }, "context STYLE: etc/context/STYLE.md is longer than 1048576 bytes"},
 		"missing tool": {yaml("id: x\nmodel: test/m\ntools: [{name: gone}]\n"), "tool gone:"},
 		"tool no program": {func(a *agent) {
-			yaml("id: x\nmodel: test/m\ntools: [{name: plain, binary: " + a.root + "/etc/agent.yaml}]\n")(a)
+			yaml("id: x\nmodel: test/m\ntools: [{name: plain, binary: " + strconv.Quote(a.root+"/etc/agent.yaml") + "}]\n")(a)
 		}, "is not executable"},
 		"same tool twice":   {yaml("id: x\nmodel: test/m\ntools: [{name: a.b, binary: /bin/sh}, {name: a_b, binary: /bin/sh}]\n"), "tool a_b: the model would know it as a_b, like tool a.b"},
 		"anthropic's base":  {claude("http://127.0.0.1:1/v1", ""), "ends in /v1"},
@@ -247,8 +249,11 @@ func TestSessionsOutliveARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	info, err := os.Stat(filepath.Join(a.root, "var/lib/sessions.db"))
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("sessions have mode %v, error %v", info.Mode(), err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o600 {
+		t.Errorf("sessions have mode %v", info.Mode())
 	}
 	c := a.serve()
 	if err := chat(context.Background(), c, "s", "second"); err != nil {
@@ -265,7 +270,12 @@ func TestSessionsOutliveARestart(t *testing.T) {
 func TestAModelThatIsNotThereIsToldInTheTurn(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "", say("ok"))
-	a.model.Close()
+	nobody, free, err := modelserver.Refusing()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(free)
+	a.opts.Environ = append(a.opts.Environ, "TEST_API_BASE="+nobody+"/v1")
 	c := a.serve()
 	if r, err := c.Ready(context.Background(), &agentv1.ReadyRequest{}); err != nil || !r.GetReady() {
 		t.Errorf("ready %v, error %v", r, err)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/otters-sh/otters/agentruntime"
@@ -59,9 +60,9 @@ func (a *agent) chat(c agentv1.AgentRuntimeClient, session, prompt string) {
 // summarised, another one, and notes.
 func lived(t *testing.T) *agent {
 	t.Helper()
-	n := 0
+	var n atomic.Int64
 	a := newAgent(t, "configs: {memory-strategy: summarize, memory-max-messages: \"2\"}\n", func(r modelserver.Request) modelserver.Answer {
-		switch n++; {
+		switch n := n.Add(1); {
 		case r.Last().Content == "use cat" && len(r.Tools) > 0:
 			return toolCall("call1", "cat", `{"args":["-"],"stdin":"<purr> & \u2028"}`)
 		default:

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -25,7 +26,20 @@ import (
 	"github.com/otters-sh/otters/loop"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	var left error
+	for end := time.Now().Add(time.Minute); code == 0 && time.Now().Before(end); { // Find itself waits for half a second
+		if left = goleak.Find(); left == nil {
+			break
+		}
+	}
+	if left != nil {
+		fmt.Fprintln(os.Stderr, left)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 // script is a model that gives one answer after the other, and the last one again and again.
 type script struct {
@@ -91,6 +105,7 @@ type journal struct {
 	events   []loop.Event
 	recorded []loop.Message
 	err      error
+	seen     func(loop.Event) // may be nil
 }
 
 func (j *journal) Record(_ context.Context, m loop.Message) error {
@@ -112,7 +127,12 @@ func (j *journal) types() string {
 // take runs a turn and checks what holds for every one.
 func take(t *testing.T, ctx context.Context, cfg loop.Config, j *journal) (loop.Outcome, error) {
 	t.Helper()
-	observe := func(e loop.Event) { j.events = append(j.events, e) }
+	observe := func(e loop.Event) {
+		j.events = append(j.events, e)
+		if j.seen != nil {
+			j.seen(e)
+		}
+	}
 	out, err := loop.New(cfg).Run(ctx, loop.Turn{Prompt: "hello", Observe: observe, Recorder: j, Metadata: map[string]string{"otters-run": "r1"}})
 	for i, e := range j.events {
 		if last := i == len(j.events)-1; last != (e.Type == loop.TurnFinish) {
@@ -212,23 +232,34 @@ func TestCallsOfAStepRunAtOnceAndAnswerInOrder(t *testing.T) {
 
 func TestToolTroubleIsToldToTheModel(t *testing.T) {
 	t.Parallel()
+	var at clock
+	told := make(chan struct{})
 	tools := []loop.Tool{
 		echo,
 		tool{"fail", func(context.Context, string) (string, error) { return "half", errors.New("no such file") }},
 		tool{"break", func(context.Context, string) (string, error) { panic("boom") }},
-		tool{"hang", func(ctx context.Context, _ string) (string, error) { <-ctx.Done(); return "", ctx.Err() }},
+		tool{"hang", func(ctx context.Context, _ string) (string, error) {
+			<-told // those before it are over, which the time would end too
+			at.move(time.Minute)
+			<-ctx.Done()
+			return "", ctx.Err()
+		}},
 	}
 	m := &script{answers: []answerFunc{deltas(
 		call(0, "1", "echo", `{}`), call(1, "2", "fail", ``), call(2, "3", "break", `{}`), call(3, "4", "hang", `{}`),
 		call(4, "5", "nobody", `{}`), call(5, "6", "echo", `{"cut`), call(6, "7", "echo", `[1]`), call(7, "", "echo", "{}"), call(8, "1", "echo", "{}"),
 		call(9, "8", "echo", strings.Repeat("[", 10001)),
 		finish(loop.FinishStop)), say("sorry")}}
-	var j journal
-	out, err := take(t, context.Background(), loop.Config{Model: m, Tools: tools, ToolTimeout: 20 * time.Millisecond}, &j)
+	j := journal{seen: func(e loop.Event) {
+		if e.Type == loop.ToolResult && e.ToolID == "3" {
+			close(told)
+		}
+	}}
+	out, err := take(t, context.Background(), loop.Config{Model: m, Tools: tools, Clock: &at, ToolTimeout: time.Minute}, &j)
 	if err != nil || out.Reason != loop.Done {
 		t.Fatalf("outcome %v, error %v", out.Reason, err)
 	}
-	want := []string{"{}", "half\nno such file", "tool break broke: boom", "longer than its limit of 20ms", `unknown tool "nobody"; the tools are echo, fail`,
+	want := []string{"{}", "half\nno such file", "tool break broke: boom", "longer than its limit of 1m0s", `unknown tool "nobody"; the tools are echo, fail`,
 		"arguments are no JSON object", "want {…}", "{}", "{}", "it nests deeper than 10000 levels"}
 	for i, p := range out.Messages[2].Parts {
 		if !strings.Contains(p.Text, want[i]) || p.Failed != (want[i] != "{}") {
@@ -341,12 +372,13 @@ func TestATurnHasATimeLimit(t *testing.T) {
 
 func TestFromTheSoftLimitOnTheModelIsToldToFinish(t *testing.T) {
 	t.Parallel()
-	wait := tool{"wait", func(context.Context, string) (string, error) { time.Sleep(2 * time.Millisecond); return "ok", nil }}
+	var at clock
+	wait := tool{"wait", func(context.Context, string) (string, error) { at.move(time.Minute); return "ok", nil }}
 	m := &script{answers: []answerFunc{deltas(call(0, "a", "wait", "{}"), finish(loop.FinishStop)), say("done")}}
-	for soft, told := range map[time.Duration]bool{time.Millisecond: true, time.Hour: false} {
+	for soft, told := range map[time.Duration]bool{time.Minute: true, time.Hour: false} {
 		var j journal
 		m := &script{answers: slices.Clone(m.answers)}
-		out, err := take(t, context.Background(), loop.Config{Model: m, Tools: []loop.Tool{wait}, SoftTimeout: soft, Timeout: 2 * time.Hour}, &j)
+		out, err := take(t, context.Background(), loop.Config{Model: m, Tools: []loop.Tool{wait}, SoftTimeout: soft, Timeout: 2 * time.Hour, Clock: &at}, &j)
 		if err != nil || out.Reason != loop.Done || len(out.Messages) != 4 {
 			t.Errorf("reason %s with %d messages, error %v", out.Reason, len(out.Messages), err)
 		}

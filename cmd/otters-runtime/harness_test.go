@@ -3,14 +3,17 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 
@@ -83,10 +86,36 @@ func (p *process) exit(t *testing.T) int {
 	t.Helper()
 	select {
 	case <-p.ended:
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the process does not end")
 	}
 	return p.ProcessState.ExitCode()
+}
+
+// toolPID is the id of a tool that writes it to the fifo, once it runs.
+func toolPID(t *testing.T, fifo string) int {
+	t.Helper()
+	data, err := os.ReadFile(fifo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(string(data), &pid); err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// killBeside kills the process, and then a tool of it, which is the monitor's duty when there is one.
+func (p *process) killBeside(t *testing.T, tool int) {
+	t.Helper()
+	if err := p.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	p.exit(t)
+	if err := syscall.Kill(tool, syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
 }
 
 // listener is a socket to hand over and its address.
@@ -112,17 +141,25 @@ func tokenFile(t *testing.T, text string) *os.File {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.WriteString(text); err != nil {
-		t.Fatal(err)
-	}
-	w.Close()
-	t.Cleanup(func() { r.Close() })
+	written := make(chan struct{})
+	go func() { // a pipe may be smaller than the text
+		defer close(written)
+		_, _ = w.WriteString(text)
+		w.Close()
+	}()
+	t.Cleanup(func() {
+		r.Close()
+		<-written
+	})
 	return r
 }
 
+// patient has a client wait for a runtime that is slow to start: connections are taken before it runs.
+var patient = grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 5 * time.Minute})
+
 func dial(t *testing.T, addr string) agentv1.AgentRuntimeClient {
 	t.Helper()
-	cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), patient)
 	if err != nil {
 		t.Fatal(err)
 	}

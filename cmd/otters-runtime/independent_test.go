@@ -36,7 +36,7 @@ func newStranger(t *testing.T, addr string) *stranger {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), patient)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -115,22 +115,9 @@ func killInAnswers(t *testing.T, root string, model *modelserver.Server) {
 	wg.Go(func() {
 		until(t, c, &agentv1.ChatStreamRequest{SessionId: "again", Regenerate: true}, "text.delta", "Two. Thr")
 	})
-	data, err := os.ReadFile(fifo) // opens once the tool runs
-	if err != nil {
-		t.Fatal(err)
-	}
+	tool := toolPID(t, fifo)
 	wg.Wait()
-	tool, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	p.exit(t)
-	if err := syscall.Kill(tool, syscall.SIGKILL); err != nil { // the monitor's duty, when there is one
-		t.Error(err)
-	}
+	p.killBeside(t, tool)
 }
 
 func TestAKilledRuntimeLosesTheSentenceAtHand(t *testing.T) {
@@ -193,10 +180,18 @@ func TestAKilledRuntimeKeepsWhatWasHeard(t *testing.T) {
 		session := strconv.Itoa(round)
 		heard := ""
 		s, err := c.ChatStream(context.Background(), &agentv1.ChatStreamRequest{SessionId: session, Prompt: "go"})
-		end := time.AfterFunc(time.Duration(round*97%400)*time.Millisecond, func() { _ = p.Process.Kill() })
+		kill := func() { _ = p.Process.Kill() }
+		after := time.Duration(round*97%400) * time.Millisecond
+		end := time.AfterFunc(time.Hour, kill)
+		if round%2 == 0 { // else counted from the first word, which may come late
+			end.Reset(after)
+		}
 		for err == nil {
 			var e *agentv1.ChatStreamEvent
 			if e, err = s.Recv(); e.GetType() == "text.delta" {
+				if heard == "" && round%2 == 1 {
+					end.Reset(after)
+				}
 				heard += e.GetContent()
 			}
 		}
@@ -224,7 +219,7 @@ func TestAKilledRuntimeKeepsWhatWasHeard(t *testing.T) {
 		p.exit(t)
 	}
 	t.Logf("%d bytes were heard in %d rounds", all, rounds)
-	if all == 0 && rounds > 9 {
+	if all == 0 && rounds > 1 {
 		t.Error("no answer was cut")
 	}
 }

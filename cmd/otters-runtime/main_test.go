@@ -9,7 +9,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -90,10 +89,10 @@ func TestAToolCannotReadTheEnvironmentOfTheRuntime(t *testing.T) {
 	}
 	p.run(t)
 	if _, err := dial(t, addr).Chat(context.Background(), &agentv1.ChatRequest{SessionId: "s", Prompt: "go"}); err != nil {
-		t.Fatalf("%v: %s", err, p.stderr.String())
+		t.Fatal(err)
 	}
 	got := model.Requests()[1].Last().Content
-	if !strings.Contains(got, "own\n") || !strings.Contains(got, "Permission denied") || strings.Contains(got, "otr_secret") {
+	if !strings.Contains(got, "own\n") || strings.Contains(got, "runtimes\n") || !strings.Contains(got, "exit code 1") || strings.Contains(got, "otr_secret") {
 		t.Errorf("the tool read %q", got)
 	}
 }
@@ -109,11 +108,16 @@ func asOrdinaryUser(t *testing.T, root string) string {
 	if err != nil || os.Getuid() != 0 {
 		return exe
 	}
+	for dir := filepath.Dir(filepath.Dir(root)); dir != "/"; dir = filepath.Dir(dir) {
+		if info, err := os.Stat(dir); err != nil || info.Mode()&0o001 == 0 {
+			t.Skipf("an ordinary user does not reach the tree: %s is closed, error %v", dir, err)
+		}
+	}
 	link := filepath.Join(root, "runtime")
 	if err := os.Link(exe, link); err != nil {
 		t.Skipf("the test binary cannot be linked into the tree: %v", err)
 	}
-	if err := os.Chmod(filepath.Dir(root), 0o755); err != nil {
+	if err := errors.Join(os.Chmod(link, 0o755), os.Chmod(filepath.Dir(root), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	err = filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error {
@@ -122,6 +126,9 @@ func asOrdinaryUser(t *testing.T, root string) string {
 		}
 		return err
 	})
+	if errors.Is(err, syscall.EINVAL) {
+		t.Skip("this user namespace has no other user")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,6 +157,7 @@ func TestStartedByHandItSaysThatCallersAreNotChecked(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
 		w.Close()
 		buf := make([]byte, 0, 1024)
 		for bytes.Count(buf, []byte("\n")) < 2 {
@@ -293,21 +301,7 @@ func TestAKilledRuntimeFindsItsSessionsAgain(t *testing.T) {
 		_, err := c.Chat(withToken(), &agentv1.ChatRequest{SessionId: "s", Prompt: "second"})
 		broken <- err
 	}()
-	data, err := os.ReadFile(fifo) // opens once the tool runs
-	if err != nil {
-		t.Fatal(err)
-	}
-	var tool int
-	if _, err := fmt.Sscan(string(data), &tool); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	p.exit(t)
-	if err := syscall.Kill(tool, syscall.SIGKILL); err != nil { // the monitor's duty, when there is one
-		t.Error(err)
-	}
+	p.killBeside(t, toolPID(t, fifo))
 	if err := <-broken; err == nil {
 		t.Error("the caller of a killed runtime was told of no error")
 	}

@@ -284,22 +284,8 @@ func TestTheTurnOfAKilledRuntimeIsExportedAsInterrupted(t *testing.T) {
 		_, err := c.Chat(withToken(), &agentv1.ChatRequest{SessionId: "s", Prompt: "go"})
 		broken <- err
 	}()
-	data, err := os.ReadFile(fifo)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var tool int
-	if _, err := fmt.Sscan(string(data), &tool); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	p.exit(t)
+	p.killBeside(t, toolPID(t, fifo))
 	<-broken
-	if err := syscall.Kill(tool, syscall.SIGKILL); err != nil {
-		t.Error(err)
-	}
 	got := runWith(t, nil, "session", "export", "--root", root)
 	if got.code != 0 || !strings.Contains(got.out, `"reason":"interrupted"`) || !strings.Contains(got.out, `"text":"wait"`) {
 		t.Fatalf("%+v", got)

@@ -323,9 +323,12 @@ func TestARedirectIsNotFollowed(t *testing.T) {
 
 func TestAnUnreachableServerIsNamed(t *testing.T) {
 	t.Parallel()
-	gone := httptest.NewServer(http.NotFoundHandler())
-	gone.Close()
-	_, _, _, err := collect(context.Background(), open(t, anthropic.Options{BaseURL: gone.URL, APIKey: "otr_k"}), hello())
+	nobody, free, err := modelserver.Refusing()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer free()
+	_, _, _, err = collect(context.Background(), open(t, anthropic.Options{BaseURL: nobody, APIKey: "otr_k"}), hello())
 	if err == nil || !strings.Contains(err.Error(), "model claude-1: cannot be reached") {
 		t.Errorf("error %v", err)
 	}

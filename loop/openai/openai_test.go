@@ -239,11 +239,7 @@ func TestCancelEndsTheStreamAndReachesTheServer(t *testing.T) {
 		if n == 1 {
 			return
 		}
-		select {
-		case <-changed:
-		case <-time.After(10 * time.Second):
-			t.Fatal("the server does not know that its caller went away")
-		}
+		<-changed
 	}
 }
 
@@ -267,9 +263,12 @@ func TestARedirectIsNotFollowed(t *testing.T) {
 
 func TestAnUnreachableServerIsNamed(t *testing.T) {
 	t.Parallel()
-	gone := httptest.NewServer(http.NotFoundHandler())
-	gone.Close()
-	_, _, _, err := collect(context.Background(), open(t, openai.Options{BaseURL: gone.URL, APIKey: "otr_k"}), loop.Request{})
+	nobody, free, err := modelserver.Refusing()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer free()
+	_, _, _, err = collect(context.Background(), open(t, openai.Options{BaseURL: nobody, APIKey: "otr_k"}), loop.Request{})
 	if err == nil || !strings.Contains(err.Error(), "model m1: cannot be reached") {
 		t.Errorf("error %v", err)
 	}

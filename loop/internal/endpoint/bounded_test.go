@@ -53,17 +53,17 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		rest  func(http.ResponseWriter, *http.Request)
 		wait  time.Duration
-		dials int32
+		again bool // one connection serves several answers
 	}{
-		"an answer whose end is left unread": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "\n\n") }, time.Minute, 1},
-		"a rest that never comes":            {func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, time.Millisecond, 3},
+		"an answer whose end is left unread": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "\n\n") }, time.Minute, true},
+		"a rest that never comes":            {func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, time.Millisecond, false},
 		"a rest without an end": {func(w http.ResponseWriter, _ *http.Request) {
 			for chunk := make([]byte, 64<<10); ; {
 				if _, err := w.Write(chunk); err != nil {
 					return
 				}
 			}
-		}, time.Minute, 3},
+		}, time.Minute, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -83,7 +83,8 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 			transport := &http.Transport{}
 			defer transport.CloseIdleConnections()
 			client := &http.Client{Transport: bounded{transport, c.wait}}
-			for range 3 {
+			const answers = 8
+			for range answers {
 				res, err := client.Get(s.URL)
 				if err != nil {
 					t.Fatal(err)
@@ -93,8 +94,9 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 				}
 				_ = res.Body.Close()
 			}
-			if got := dials.Load(); got != c.dials {
-				t.Errorf("%d connections for 3 answers, want %d", got, c.dials)
+			// A transport opens another one too where its own goroutines come late.
+			if got := dials.Load(); c.again && got > answers/2 || !c.again && got != answers {
+				t.Errorf("%d connections for %d answers", got, answers)
 			}
 		})
 	}
