@@ -84,10 +84,7 @@ func (r *run) ask(ctx context.Context) (answer, error) {
 }
 
 func (r *run) receive(ctx context.Context, rcv *receiver, req Request) error {
-	for d, err := range r.cfg.Model.Stream(ctx, req) {
-		if err != nil {
-			return err
-		}
+	return asked(ctx, r.cfg.Model, req, func(d Delta) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -101,8 +98,8 @@ func (r *run) receive(ctx context.Context, rcv *receiver, req Request) error {
 		case d.Kind == DeltaReasoning:
 			r.emit(Event{Type: ReasoningDelta, Content: d.Text})
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // take adds d to the answer, and makes its text valid UTF-8.

@@ -119,13 +119,8 @@ type gathered struct {
 // gather streams an answer to its end. On error the usage is what was told until then.
 func gather(ctx context.Context, m Model, req Request) (gathered, error) {
 	rcv := receiver{calls: make(map[int]*part)}
-	for d, err := range m.Stream(ctx, req) {
-		if err == nil {
-			err = rcv.take(&d)
-		}
-		if err != nil {
-			return gathered{usage: rcv.usage}, err
-		}
+	if err := asked(ctx, m, req, func(d Delta) error { return rcv.take(&d) }); err != nil {
+		return gathered{usage: rcv.usage}, err
 	}
 	switch {
 	case ctx.Err() != nil:

@@ -127,6 +127,24 @@ func (r *run) load(ctx context.Context) error {
 	return err
 }
 
+// asked streams an answer to take, and makes an error of a panic in the model.
+func asked(ctx context.Context, m Model, req Request, take func(Delta) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &CallError{Message: fmt.Sprintf("model broke: %v", p)}
+		}
+	}()
+	for d, err := range m.Stream(ctx, req) {
+		if err == nil {
+			err = take(d)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // guarded makes an error of a panic in what the host brought, which ends the turn in order: its calls are
 // waited for, and its end is told.
 func guarded(who string, f func() error) (err error) {

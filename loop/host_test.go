@@ -181,6 +181,24 @@ func (breaking) Approve(context.Context, loop.Call) error                { panic
 func (breaking) Steer() []string                                         { panic("boom") }
 func (breaking) History(context.Context) ([]loop.Message, error)         { panic("boom") }
 func (breaking) keep(context.Context, loop.Call, string) (string, error) { panic("boom") }
+func (breaking) compact(context.Context) ([]loop.Message, error)         { panic("boom") }
+func (breaking) Record(context.Context, loop.Message) error              { panic("boom") }
+
+// broken is a model that panics after half a sentence.
+func broken(yield func(loop.Delta, error) bool) {
+	if yield(text("half a"), nil) {
+		panic("boom")
+	}
+}
+
+// breaksAt is an observer that panics at events of a type.
+func breaksAt(at loop.EventType) func(loop.Event) {
+	return func(e loop.Event) {
+		if e.Type == at {
+			panic("boom")
+		}
+	}
+}
 
 func TestAHostThatPanicsEndsTheTurnInOrder(t *testing.T) {
 	t.Parallel()
@@ -189,27 +207,57 @@ func TestAHostThatPanicsEndsTheTurnInOrder(t *testing.T) {
 		turn     loop.Turn
 		says     string
 		messages int
+		reason   loop.Reason
 	}{
-		"approver": {loop.Config{Approver: breaking{}}, loop.Turn{}, "approver broke: boom", 3},
-		"steerer":  {loop.Config{}, loop.Turn{Steerer: breaking{}}, "steerer broke: boom", 3},
-		"store":    {loop.Config{}, loop.Turn{Store: breaking{}}, "store broke: boom", 1},
-		"keeper":   {loop.Config{Keep: breaking{}.keep, MaxOutput: 2}, loop.Turn{}, "", 4},
+		"approver":     {loop.Config{Approver: breaking{}}, loop.Turn{}, "approver broke: boom", 3, loop.Interrupted},
+		"steerer":      {loop.Config{}, loop.Turn{Steerer: breaking{}}, "steerer broke: boom", 3, loop.Interrupted},
+		"store":        {loop.Config{}, loop.Turn{Store: breaking{}}, "store broke: boom", 1, loop.Interrupted},
+		"keeper":       {loop.Config{Keep: breaking{}.keep, MaxOutput: 2}, loop.Turn{}, "", 4, loop.Done},
+		"recorder":     {loop.Config{}, loop.Turn{Recorder: breaking{}}, "recorder broke: boom", 1, loop.Interrupted},
+		"compactor":    {loop.Config{Model: &script{answers: []answerFunc{tooLong}}}, loop.Turn{Compact: breaking{}.compact}, "compactor broke: boom", 1, loop.Interrupted},
+		"model":        {loop.Config{Model: &script{answers: []answerFunc{broken}}}, loop.Turn{}, "model broke: boom", 2, loop.ModelError},
+		"observer":     {loop.Config{}, loop.Turn{Observe: breaksAt(loop.ToolCall)}, "observer broke: boom", 3, loop.Interrupted},
+		"of the start": {loop.Config{}, loop.Turn{Observe: breaksAt(loop.StepStart)}, "observer broke: boom", 1, loop.Interrupted},
+		"of a text":    {loop.Config{Model: &script{answers: []answerFunc{say("ok")}}}, loop.Turn{Observe: breaksAt(loop.TextDelta)}, "observer broke: boom", 2, loop.Interrupted},
+		"of the end":   {loop.Config{}, loop.Turn{Observe: breaksAt(loop.TurnFinish)}, "observer broke: boom", 4, loop.Interrupted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var j journal
-			c.cfg.Model = &script{answers: []answerFunc{deltas(call(0, "1", "echo", `{"a":1}`), finish(loop.FinishStop)), say("ok")}}
+			if c.cfg.Model == nil {
+				c.cfg.Model = &script{answers: []answerFunc{deltas(call(0, "1", "echo", `{"a":1}`), finish(loop.FinishStop)), say("ok")}}
+			}
 			c.cfg.Tools = []loop.Tool{echo}
-			c.turn.Prompt, c.turn.Recorder, c.turn.Observe = "go", &j, func(e loop.Event) { j.events = append(j.events, e) }
+			c.turn.Prompt = "go"
+			observer := c.turn.Observe
+			c.turn.Observe = func(e loop.Event) {
+				j.events = append(j.events, e)
+				if observer != nil {
+					observer(e)
+				}
+			}
+			if c.turn.Recorder == nil {
+				c.turn.Recorder = &j
+			}
 			out, err := loop.New(c.cfg).Run(context.Background(), c.turn)
-			if got := fmt.Sprint(err); c.says != "" && (!strings.HasSuffix(got, c.says) || out.Reason != loop.Interrupted) || c.says == "" && err != nil {
+			if got := fmt.Sprint(err); c.says != "" && !strings.HasSuffix(got, c.says) || c.says == "" && err != nil || out.Reason != c.reason {
 				t.Errorf("reason %s, error %v", out.Reason, err)
 			}
-			if len(j.recorded) != c.messages || j.events[len(j.events)-1].Type != loop.TurnFinish {
-				t.Errorf("%d messages, events %s", len(j.recorded), j.types())
+			if len(out.Messages) != c.messages || c.turn.Recorder == &j && len(j.recorded) != c.messages || j.events[len(j.events)-1].Type != loop.TurnFinish {
+				t.Errorf("%d messages, events %s", len(out.Messages), j.types())
 			}
 			checkConsistent(t, out.Messages)
 		})
+	}
+}
+
+var tooLong = failing(&loop.CallError{Status: 400, Code: "context_length_exceeded", Message: "too long"})
+
+func TestAModelThatPanicsGivesNoObject(t *testing.T) {
+	t.Parallel()
+	var call *loop.CallError
+	if _, err := object(&script{answers: []answerFunc{broken}}, riverSchema); !errors.As(err, &call) || call.Message != "model broke: boom" {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -203,7 +203,8 @@ type Turn struct {
 	// Store has the history in place of History; may be nil.
 	Store Store
 	// Compact gives a shorter history where the model's context is too small for this one; the request
-	// is then sent once more. Where nil the older half of the history is left out.
+	// is then sent once more. Where nil the older half of the history is left out. An *EndError ends the
+	// turn; with any other the model's refusal stands.
 	Compact func(ctx context.Context) ([]Message, error)
 	// Steerer says more to the model while the turn runs; nil says nothing.
 	Steerer Steerer
@@ -265,7 +266,10 @@ func setDefault[T int | time.Duration](v *T, def T) {
 }
 
 // Run takes one turn. The outcome is valid whatever the error; the error is nil where the turn ended
-// by itself (Done, MaxIterations, MaxTokens, Repeat) and otherwise says what ended it.
+// by itself (Done, MaxIterations, MaxTokens, Repeat) and otherwise says what ended it. A panic in Stream of
+// the Model, and in whatever else the host brings to a turn, is such an error too and names that part; in a
+// Tool it is the call's result. Only in a Clock, and in what tells about a part (Spec, TakesImages and
+// TakesObjects), it is the caller's.
 func (l *Loop) Run(ctx context.Context, turn Turn) (Outcome, error) {
 	if l.cfg.Model == nil {
 		return Outcome{Reason: ModelError}, ErrNoModel
@@ -275,7 +279,9 @@ func (l *Loop) Run(ctx context.Context, turn Turn) (Outcome, error) {
 	ctx, cancel := l.within(ctx, l.cfg.Timeout, limit)
 	defer cancel()
 
-	r := &run{Loop: l, turn: turn, started: started, seen: make(map[string]bool)}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	r := &run{Loop: l, turn: turn, started: started, stop: stop, seen: make(map[string]bool)}
 	reason, err := r.steps(ctx)
 	var end *EndError
 	if err != nil && ctx.Err() != nil && !errors.As(err, &end) {
@@ -289,6 +295,9 @@ func (l *Loop) Run(ctx context.Context, turn Turn) (Outcome, error) {
 		r.emit(Event{Type: Error, Content: strings.ToValidUTF8(err.Error(), "\uFFFD")})
 	}
 	r.emit(Event{Type: TurnFinish, Reason: reason, Duration: l.since(started), Usage: r.out.Usage})
+	if err == nil && r.broken != nil { // by the last events
+		r.out.Reason, err = Interrupted, r.broken
+	}
 	return r.out, err
 }
 

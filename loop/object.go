@@ -73,7 +73,8 @@ func (e *ObjectError) Error() string {
 // Object asks the model for one object and checks it. What does not fit is told to the model, which
 // may correct itself, Config.ObjectTries answers in all. On error the Object holds what was used. The
 // error wraps ErrSchema, before the model is asked, or ErrRefused; is an *ObjectError where no answer
-// fitted, an *EndError for a bound of the loop, a *CallError of the model, or the context's.
+// fitted, an *EndError for a bound of the loop, a *CallError of the model, also where that panics, or the
+// context's.
 func (l *Loop) Object(ctx context.Context, p ObjectPrompt) (Object, error) {
 	if l.cfg.Model == nil {
 		return Object{}, ErrNoModel

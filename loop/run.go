@@ -20,6 +20,9 @@ type run struct {
 	compacted bool // the history was made shorter once
 	noImages  bool // the images of earlier turns stay out
 
+	stop   context.CancelCauseFunc
+	broken error // of the observer
+
 	last    [sha256.Size]byte // calls and results of the step before
 	repeats int
 }
@@ -35,8 +38,16 @@ func (r *run) emit(e Event) {
 	if e.Step == 0 {
 		e.Step = r.out.Steps
 	}
-	if r.turn.Observe != nil {
+	if r.turn.Observe == nil {
+		return
+	}
+	err := guarded("observer", func() error {
 		r.turn.Observe(e)
+		return nil
+	})
+	if err != nil && r.broken == nil {
+		r.broken = err
+		r.stop(err)
 	}
 }
 
@@ -46,7 +57,7 @@ func (r *run) add(ctx context.Context, m Message) error {
 	if r.turn.Recorder == nil {
 		return nil
 	}
-	if err := r.turn.Recorder.Record(context.WithoutCancel(ctx), m); err != nil {
+	if err := guarded("recorder", func() error { return r.turn.Recorder.Record(context.WithoutCancel(ctx), m) }); err != nil {
 		return &EndError{Reason: Interrupted, Err: &recordError{err}}
 	}
 	return nil
@@ -93,8 +104,14 @@ func (r *run) step(ctx context.Context) (Reason, error) {
 	started := r.cfg.Clock.Now()
 	r.emit(Event{Type: StepStart})
 	answer, err := r.ask(ctx)
-	if Overflowed(err) && len(answer.message.Parts) == 0 && r.compact(ctx) {
-		answer, err = r.ask(ctx)
+	if Overflowed(err) && len(answer.message.Parts) == 0 {
+		shorter, cerr := r.compact(ctx)
+		switch {
+		case cerr != nil:
+			err = cerr
+		case shorter:
+			answer, err = r.ask(ctx)
+		}
 	}
 	if err != nil && len(answer.message.Parts) == 0 {
 		var again bool
@@ -138,23 +155,30 @@ func (r *run) step(ctx context.Context) (Reason, error) {
 	return "", err
 }
 
-// compact makes the history shorter, once a turn, and tells whether it did.
-func (r *run) compact(ctx context.Context) bool {
+// compact makes the history shorter, once a turn, and tells whether it did. The error is one that ends the turn.
+func (r *run) compact(ctx context.Context) (bool, error) {
 	if r.compacted {
-		return false
+		return false, nil
 	}
 	r.compacted = true
 	if r.turn.Compact == nil {
 		shorter := newerHalf(r.turn.History)
 		ok := len(shorter) < len(r.turn.History)
 		r.turn.History = shorter
-		return ok
+		return ok, nil
 	}
-	shorter, err := r.turn.Compact(ctx)
-	if err == nil {
+	var shorter []Message
+	err := guarded("compactor", func() (err error) {
+		shorter, err = r.turn.Compact(ctx)
+		return err
+	})
+	switch {
+	case err == nil:
 		r.turn.History = shorter
+	case ends(err):
+		return false, err
 	}
-	return err == nil
+	return err == nil, nil
 }
 
 // tokens is what the turn used, the answer at hand included.
