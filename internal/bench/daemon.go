@@ -19,7 +19,7 @@ import (
 // daemon is a daemon of the bench's own, in a temporary home.
 type daemon struct {
 	cmd    *exec.Cmd
-	exited chan error
+	exited chan error // of cmd
 	home   string
 	client *client.Client
 }
@@ -27,7 +27,7 @@ type daemon struct {
 // startDaemon starts ottersd and waits until it answers. providers, where not empty, is the text of
 // providers.yaml.
 func startDaemon(ctx context.Context, b *built, providers ...string) (*daemon, error) {
-	d := &daemon{home: b.path("home"), exited: make(chan error, 1)}
+	d := &daemon{home: b.path("home")}
 	if err := os.Mkdir(d.home, 0o711); err != nil {
 		return nil, err
 	}
@@ -36,28 +36,37 @@ func startDaemon(ctx context.Context, b *built, providers ...string) (*daemon, e
 			return nil, err
 		}
 	}
+	if err := d.start(ctx, b); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// start starts ottersd on the home that there is, and waits until it answers.
+func (d *daemon) start(ctx context.Context, b *built) error {
 	socket := filepath.Join(d.home, "ottersd.sock")
+	d.exited = make(chan error, 1)
 	d.cmd = exec.Command(b.path("ottersd"), "--home", d.home, "--socket", socket, "--log-level", "error")
 	d.cmd.Stderr = os.Stderr
 	if err := d.cmd.Start(); err != nil {
-		return nil, err
+		return err
 	}
-	go func() { d.exited <- d.cmd.Wait() }()
+	go func(cmd *exec.Cmd, exited chan<- error) { exited <- cmd.Wait() }(d.cmd, d.exited)
 	deadline, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	for {
 		c, err := client.Dial(deadline, client.Options{Socket: socket})
 		if err == nil {
 			d.client = c
-			return d, nil
+			return nil
 		}
 		select {
 		case exit := <-d.exited:
-			return nil, fmt.Errorf("ottersd ended: %w", errors.Join(exit, err))
+			return fmt.Errorf("ottersd ended: %w", errors.Join(exit, err))
 		case <-deadline.Done():
 			d.stop()
-			return nil, fmt.Errorf("ottersd does not answer: %w", err)
-		case <-time.After(5 * time.Millisecond):
+			return fmt.Errorf("ottersd does not answer: %w", err)
+		case <-time.After(time.Millisecond):
 		}
 	}
 }

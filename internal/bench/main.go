@@ -3,7 +3,7 @@
 // Command bench measures Otters beside floors of the same run. It builds what it measures itself,
 // with the flags of a release, into a temporary folder, and leaves nothing behind.
 //
-// Usage: go run ./internal/bench [--json] [-n RUNS] [--agents N] ready|prompt|build|turn|runtime|registry|density|all
+// Usage: go run ./internal/bench [--json] [-n RUNS] [--agents N] ready|prompt|build|turn|runtime|registry|density|take-over|all
 package main
 
 import (
@@ -39,14 +39,18 @@ func run(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	asJSON := flags.Bool("json", false, "print one JSON object per row")
 	runs := flags.Int("n", 100, "measured runs of each row")
-	agents := flags.Int("agents", 200, "agents of density")
+	agents := flags.Int("agents", 200, "agents of density and take-over")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() != 1 || *runs < 1 || *agents < 1 {
-		return errors.New("usage: bench [--json] [-n RUNS] [--agents N] ready|prompt|build|turn|runtime|registry|density|all")
+		return errors.New("usage: bench [--json] [-n RUNS] [--agents N] ready|prompt|build|turn|runtime|registry|density|take-over|all")
 	}
-	all := append(benches[:len(benches):len(benches)], bench{"density", func(ctx context.Context, b *built, _ int) ([]row, error) { return benchDensity(ctx, b, *agents) }})
+	all := append(benches[:len(benches):len(benches)],
+		bench{"density", func(ctx context.Context, b *built, _ int) ([]row, error) { return benchDensity(ctx, b, *agents) }},
+		bench{"take-over", func(ctx context.Context, b *built, runs int) ([]row, error) {
+			return benchTakeOver(ctx, b, *agents, runs)
+		}})
 	var chosen []bench
 	for _, b := range all {
 		if name := flags.Arg(0); name == "all" || name == b.name {
@@ -54,7 +58,7 @@ func run(ctx context.Context, args []string) (err error) {
 		}
 	}
 	if len(chosen) == 0 {
-		return fmt.Errorf("no benchmark %q; there are ready, prompt, build, turn, runtime, registry, density and all", flags.Arg(0))
+		return fmt.Errorf("no benchmark %q; there are ready, prompt, build, turn, runtime, registry, density, take-over and all", flags.Arg(0))
 	}
 	built, err := build(ctx)
 	if err != nil {
@@ -90,7 +94,8 @@ func build(ctx context.Context) (*built, error) {
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", dir+"/",
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace",
+		"-ldflags", "-s -w -X runtime.godebugDefault=disablethp=1", "-o", dir+"/",
 		"./cmd/ottersd", "./cmd/otters-runtime", "./cmd/otters-tools", "./cmd/otters-sandbox", "./internal/bench/bare")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
