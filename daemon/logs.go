@@ -48,6 +48,9 @@ func openLog(path string) (*logFile, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("log: %s: a symbolic link, which a log does not follow; remove it, or put the file in its place", path)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("log: %w", err)
 	}

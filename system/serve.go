@@ -144,7 +144,7 @@ func (a *Agent) watch(outer, ctx context.Context, r *activeRun) error {
 		if err != nil {
 			a.closeOutlets()
 			a.tracker.SetFailure(executor.FailureCrashed)
-			return fmt.Errorf("stop runtime: %w", err)
+			return errors.Join(fmt.Errorf("stop runtime: %w", err), r.proc.Close())
 		}
 		<-r.proc.Done()
 	}
