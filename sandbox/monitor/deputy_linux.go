@@ -180,10 +180,12 @@ func next(rc syscall.RawConn) (n notification, err error) {
 	if e := rc.Read(func(fd uintptr) bool {
 		for {
 			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-			if _, err = unix.Poll(p, 0); err != nil && err != unix.EINTR {
-				return true
-			}
+			_, err = unix.Poll(p, 0)
 			switch got := p[0].Revents; {
+			case errors.Is(err, unix.EINTR):
+				continue
+			case err != nil:
+				return true
 			case got&unix.POLLIN != 0:
 			case got&unix.POLLHUP != 0:
 				err = io.EOF
