@@ -121,6 +121,12 @@ func (d *door) drain(ctx context.Context) bool {
 	case <-d.quiet:
 		return true
 	case <-ctx.Done():
+	}
+	// A ctx that was done before cuts nothing off where nothing is on its way.
+	select {
+	case <-d.quiet:
+		return true
+	default:
 		return false
 	}
 }
