@@ -186,11 +186,13 @@ func (a *supervised) measureLog() bool {
 	if !ok {
 		return true
 	}
-	if info, err := os.Lstat(a.sup.logPath(a.id)); err == nil && info.Size() <= set.logMaxSize || err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return true
-	}
+	// Looked at while nobody rotates it: what was too large before a rotation is not rotated again after it.
 	if !a.rotating.CompareAndSwap(false, true) {
 		return false
+	}
+	if info, err := os.Lstat(a.sup.logPath(a.id)); err == nil && info.Size() <= set.logMaxSize || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		a.rotating.Store(false)
+		return true
 	}
 	a.sup.work.Go(func() {
 		defer a.rotating.Store(false)
