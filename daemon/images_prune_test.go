@@ -102,7 +102,7 @@ func TestPruneKeepsWhatAgentsNeed(t *testing.T) {
 // eventually prunes until something went.
 func (d *testDaemon) eventually(req *daemonv1.PruneImagesRequest) *daemonv1.PruneImagesResponse {
 	d.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		if r := d.prune(req); r.GetManifests() > 0 || time.Now().After(deadline) {
 			return r
 		}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -22,18 +23,33 @@ import (
 // meanwhile; no log grows without bound. Worst inputs: a runtime that floods, a rotation that was cut
 // short, a reader that is slower than the writer.
 
+// follower follows a log.
+type follower struct {
+	daemonv1.DaemonService_LogsClient
+	cancel context.CancelFunc
+}
+
+// Recv gives up where nothing comes.
+func (f follower) Recv() (*daemonv1.LogsResponse, error) {
+	defer time.AfterFunc(patience, f.cancel).Stop()
+	return f.DaemonService_LogsClient.Recv()
+}
+
 // follow follows a log from its first line.
-func (d *testDaemon) follow(agent string) daemonv1.DaemonService_LogsClient {
+func (d *testDaemon) follow(agent string) follower {
 	d.t.Helper()
-	stream, err := d.api.Logs(d.t.Context(), &daemonv1.LogsRequest{Agent: agent, Follow: true})
+	ctx, cancel := context.WithCancel(d.t.Context())
+	stream, err := d.api.Logs(ctx, &daemonv1.LogsRequest{Agent: agent, Follow: true})
 	if err != nil {
+		cancel()
 		d.t.Fatal(err)
 	}
-	return stream
+	d.t.Cleanup(cancel)
+	return follower{stream, cancel}
 }
 
 // next fails the test where the next line is not want.
-func next(t *testing.T, stream daemonv1.DaemonService_LogsClient, want string) {
+func next(t *testing.T, stream follower, want string) {
 	t.Helper()
 	m, err := stream.Recv()
 	if err != nil {
@@ -47,16 +63,22 @@ func next(t *testing.T, stream daemonv1.DaemonService_LogsClient, want string) {
 func TestALogIsRotatedAndFollowedWithoutALineLost(t *testing.T) {
 	t.Parallel()
 	home := newHome(t)
-	writeHome(t, home, "config.yaml", "log-max-size: 64KiB\nlog-files: 100\n")
+	writeHome(t, home, "config.yaml", "log-max-size: 64KiB\nlog-files: 100\nready-timeout: 1h\n")
 	d := boot(t, home)
 	d.image("guide", guide)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := makeFIFO(fifo); err != nil {
+		t.Fatal(err)
+	}
 	const lines = 20_000
-	text := fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); echo line $i of a flood that fills one file after the other; done; exit 3", lines)
+	// It ends when it is let: what a runtime says last does not wait for long for room in its log.
+	text := fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); echo line $i of a flood that fills one file after the other; done; read x <%s; exit 3", lines, fifo)
 	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: script(t, text)})
 	stream := d.follow("guide")
 	for i := 1; i <= lines; i++ {
 		next(t, stream, fmt.Sprintf("line %d of a flood that fills one file after the other", i))
 	}
+	say(t, fifo, "enough")
 	d.await("guide", "failed")
 	files, err := filepath.Glob(d.get("guide").GetLogFile() + ".*")
 	if err != nil {
@@ -82,6 +104,21 @@ func TestALogIsRotatedAndFollowedWithoutALineLost(t *testing.T) {
 	}
 }
 
+// say writes a line to a named pipe. Open for both, it waits for no reader; what is said stays until one comes, or
+// the file is closed.
+func say(t *testing.T, fifo, text string) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	if _, err := f.WriteString(text + "\n"); err != nil {
+		t.Error(err)
+	}
+	return f
+}
+
 // rotations is how often the agent's log was rotated.
 func (d *testDaemon) rotations(name string) int {
 	a := d.agent(name)
@@ -93,7 +130,7 @@ func (d *testDaemon) rotations(name string) int {
 // rotated waits until the agent's log was rotated so often.
 func (d *testDaemon) rotated(name string, times int) {
 	d.t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); d.rotations(name) < times; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); d.rotations(name) < times; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			d.t.Fatalf("%d rotations, want %d", d.rotations(name), times)
 		}
@@ -103,7 +140,7 @@ func (d *testDaemon) rotated(name string, times int) {
 func TestOnlySoManyFilesOfALogAreKept(t *testing.T) {
 	t.Parallel()
 	home := newHome(t)
-	writeHome(t, home, "config.yaml", "log-max-size: 64KiB\nlog-files: 2\n")
+	writeHome(t, home, "config.yaml", "log-max-size: 64KiB\nlog-files: 2\nready-timeout: 1h\n")
 	d := boot(t, home)
 	d.image("guide", guide)
 	d.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: script(t, "while :; do echo again and again and again and again and again; done")})
@@ -128,29 +165,16 @@ func TestAFollowerSeesRestartsAndTheNextDaemonEndsARotation(t *testing.T) {
 	if err := makeFIFO(fifo); err != nil {
 		t.Fatal(err)
 	}
-	// Open for both, it waits for no reader; what is said stays until one comes.
-	say := func(text string) *os.File {
-		t.Helper()
-		f, err := os.OpenFile(fifo, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = f.Close() })
-		if _, err := f.WriteString(text + "\n"); err != nil {
-			t.Error(err)
-		}
-		return f
-	}
 	first.create(&daemonv1.CreateAgentRequest{Sandbox: "off", Image: "guide", RuntimePath: path})
 	stream := first.follow("guide")
-	said := say("first bye")
+	said := say(t, fifo, "first bye")
 	next(t, stream, "first bye")
 	_ = said.Close()
 	first.await("guide", "failed")
 	if _, err := first.api.StartAgent(t.Context(), &daemonv1.StartAgentRequest{Agent: "guide"}); err != nil {
 		t.Fatal(err)
 	}
-	say("second")
+	say(t, fifo, "second")
 	next(t, stream, "second")
 	if starts() != 2 {
 		t.Errorf("%d starts", starts())
@@ -170,7 +194,7 @@ func TestAFollowerSeesRestartsAndTheNextDaemonEndsARotation(t *testing.T) {
 	again := second.follow("guide")
 	next(t, again, "first bye")
 	next(t, again, "second")
-	say("third")
+	say(t, fifo, "third")
 	next(t, again, "third")
 	if b, err := os.ReadFile(log); err != nil || !strings.Contains(string(b), "third") {
 		t.Errorf("the newest file has %q, %v", b, err)
@@ -179,7 +203,7 @@ func TestAFollowerSeesRestartsAndTheNextDaemonEndsARotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	second.rotated("guide", 1)
-	say("fourth")
+	say(t, fifo, "fourth")
 	next(t, again, "fourth")
 	if b, err := os.ReadFile(log); err != nil || !strings.Contains(string(b), "fourth") {
 		t.Errorf("in place of a file that was removed: %q, %v", b, err)
@@ -217,11 +241,12 @@ func TestLogsSinceAndTail(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for m, err := stream.Recv(); err == nil; m, err = stream.Recv() {
+		m, err := stream.Recv()
+		for ; err == nil; m, err = stream.Recv() {
 			got = append(got, m.GetLine())
 		}
-		if strings.Join(got, " ") != c.want {
-			t.Errorf("%v: %q, want %q", c.req, got, c.want)
+		if strings.Join(got, " ") != c.want || !errors.Is(err, io.EOF) {
+			t.Errorf("%v: %q, %v; want %q", c.req, got, err, c.want)
 		}
 	}
 	for _, bad := range []*daemonv1.LogsRequest{{Agent: "guide", Tail: proto.Int32(-1)}, {Agent: "guide", SinceMs: -1}} {

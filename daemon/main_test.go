@@ -31,6 +31,8 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "serve" {
 		os.Exit(bareRuntime(os.Args[1:]))
 	}
+	// Nobody's credentials are those of who runs the tests.
+	_ = os.Setenv("DOCKER_CONFIG", "/nonexistent")
 	code := m.Run()
 	// One search waits for less than half a second.
 	err := goleak.Find()

@@ -27,7 +27,7 @@ func (d *testDaemon) registry() daemonv1.RegistryServiceClient {
 // is not collected yet.
 func (d *testDaemon) collected() *daemonv1.GCResponse {
 	d.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		r, err := d.registry().GC(d.t.Context(), &daemonv1.GCRequest{GraceSeconds: new(int64)})
 		if err != nil {
 			d.t.Fatal(err)

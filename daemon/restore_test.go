@@ -122,7 +122,7 @@ echo '[{"name":"cat","description":"prints","usage":"how to"}]'
 	write := func(name, text string, at int64) {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.WriteFile(path, []byte(text), 0o755), os.Chtimes(path, time.Unix(at, 0), time.Unix(at, 0))); err != nil {
+		if err := errors.Join(writeProgram(path, text), os.Chtimes(path, time.Unix(at, 0), time.Unix(at, 0))); err != nil {
 			t.Fatal(err)
 		}
 	}

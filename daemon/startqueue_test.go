@@ -58,7 +58,7 @@ func TestStartsAreGrantedInOrderAndNeverTooMany(t *testing.T) {
 func TestStartsBeyondTheNumberWaitInOrder(t *testing.T) {
 	t.Parallel()
 	home := newHome(t)
-	writeHome(t, home, "config.yaml", "max-starts: 1\n")
+	writeHome(t, home, "config.yaml", "max-starts: 1\nready-timeout: 1h\n")
 	d := boot(t, home)
 	d.image("guide", guide)
 	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Name: "runs"})

@@ -75,7 +75,11 @@ func (s *stock) fill(t *testing.T) {
 // check tells of a shared file that a test has changed.
 func (s *stock) check() error {
 	for path, written := range s.files {
-		if info, err := os.Stat(path); err != nil || !info.ModTime().Equal(written) {
+		info, err := os.Stat(path)
+		if err == nil && !info.ModTime().Equal(written) {
+			err = errors.New("it was written since")
+		}
+		if err != nil {
 			return fmt.Errorf("a test has changed %s, which others share; it needs emptyHome: %w", path, err)
 		}
 	}
@@ -85,7 +89,11 @@ func (s *stock) check() error {
 // emptyDir is where a home can be, on a short path, since a socket's is limited, that agents' users reach.
 func emptyDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "otd-")
+	in := os.TempDir()
+	if len(in) > 64 {
+		in = "/tmp"
+	}
+	dir, err := os.MkdirTemp(in, "otd-")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -158,7 +158,7 @@ func nothingSurvives(t *testing.T, level sandbox.Level) {
 		}
 		left := marked(t, mark)
 		if c.name == "cancel" { // a client that has gone waits for nothing
-			for end := time.Now().Add(30 * time.Second); len(left) > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(patience); len(left) > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				left = marked(t, mark)
 			}
 		}

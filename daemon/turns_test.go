@@ -64,6 +64,9 @@ type models struct {
 func (m *models) last() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if len(m.bodies) == 0 {
+		return "nothing"
+	}
 	return m.bodies[len(m.bodies)-1]
 }
 
@@ -158,8 +161,9 @@ func TestABusySessionRefusesWhoAsksForIt(t *testing.T) {
 	d.create(&daemonv1.CreateAgentRequest{Image: "guide", Model: "scripted/m"})
 	d.await("guide", "ready")
 	first, err := d.api.Prompt(t.Context(), &daemonv1.PromptRequest{Agent: "guide", SessionId: "s", Text: "hi"})
-	if err == nil {
-		_, err = first.Recv()
+	// Its model answers, so it has its turn.
+	for ev := (*daemonv1.PromptResponse)(nil); err == nil && ev.GetType() != "text.delta"; {
+		ev, err = first.Recv()
 	}
 	if err != nil {
 		t.Fatal(err)
