@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,7 +26,7 @@ func TestAFloodWhileNoDaemonRunsIsBoundedAndGoesOn(t *testing.T) {
 	if err := os.MkdirAll(home, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	config := fmt.Sprintf("log-max-size: %d\nlog-files: 100\nready-timeout: 10m\n", size)
+	config := fmt.Sprintf("log-max-size: %d\nlog-files: 100\nready-timeout: 1h\n", size)
 	if err := os.WriteFile(filepath.Join(home, "config.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,10 @@ func TestAFloodWhileNoDaemonRunsIsBoundedAndGoesOn(t *testing.T) {
 	}
 	// It floods when it is let, and ends when it is let: with a full log it would not be waited for long.
 	text := fmt.Sprintf("#!/bin/sh\nread x <%[1]s\ni=0; while [ $i -lt %[2]d ]; do i=$((i+1)); echo $i; echo $i >&2; done\nread x <%[1]s\nexit 3\n", fifo, lines)
-	if err := os.WriteFile(runtime, []byte(text), 0o755); err != nil {
+	syscall.ForkLock.RLock() // A child that still has it open for writing would keep it from being run.
+	err := errors.Join(os.WriteFile(runtime, []byte(text), 0o755), os.Chmod(runtime, 0o755))
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	first := start(t, home)
@@ -66,7 +70,7 @@ func TestAFloodWhileNoDaemonRunsIsBoundedAndGoesOn(t *testing.T) {
 	if err != nil || len(logs) != 1 {
 		t.Fatalf("logs %q, %v", logs, err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		info, err := os.Stat(logs[0])
 		if err != nil {
 			t.Fatal(err)
@@ -115,7 +119,7 @@ func TestAFloodWhileNoDaemonRunsIsBoundedAndGoesOn(t *testing.T) {
 // reader waits for somebody to read a named pipe, whom its closing lets go on.
 func reader(t *testing.T, fifo string) *os.File {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		f, err := os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK, 0)
 		if err == nil {
 			return f

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -33,9 +34,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// patience is how long a test waits for what is to come, on however slow a machine.
+const patience = 3 * time.Minute
+
 func newHome(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "otd-")
+	// A socket's path is limited.
+	in := os.TempDir()
+	if len(in) > 64 {
+		in = "/tmp"
+	}
+	dir, err := os.MkdirTemp(in, "otd-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,6 +73,9 @@ func startFrom(t *testing.T, bin, home string, user *syscall.Credential) *proces
 	t.Helper()
 	p := &process{Cmd: exec.Command(filepath.Join(bin, "ottersd"), "--home", home), stderr: new(bytes.Buffer)}
 	p.SysProcAttr = &syscall.SysProcAttr{Credential: user}
+	if user != nil { // to whom the test's folder for what is temporary may be closed
+		p.Env = append(os.Environ(), "TMPDIR="+filepath.Dir(home))
+	}
 	p.Stderr = p.stderr
 	out, err := p.StdoutPipe()
 	if err != nil {
@@ -106,7 +118,7 @@ func TestTheDaemonSaysWhenItIsReadyAndEndsOnASignal(t *testing.T) {
 	home := newHome(t)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		p := start(t, home)
-		if !strings.HasPrefix(p.ready, "ottersd ready: socket "+filepath.Join(home, "ottersd.sock")) || !strings.Contains(p.ready, "pid "+strconv.Itoa(p.Process.Pid)) {
+		if !strings.HasPrefix(p.ready, "ottersd ready: socket "+filepath.Join(home, "ottersd.sock")+", ") || !strings.HasSuffix(p.ready, ", pid "+strconv.Itoa(p.Process.Pid)+"\n") {
 			t.Errorf("ready line %q", p.ready)
 		}
 		second := exec.Command(filepath.Join(built.For(t), "ottersd"), "--home", home)
@@ -152,6 +164,7 @@ func build(t *testing.T, api daemonv1.DaemonServiceClient) {
 
 func TestArguments(t *testing.T) {
 	t.Parallel()
+	long := "/" + strings.Repeat("x", 200)
 	for _, c := range []struct {
 		args        []string
 		code        int
@@ -163,11 +176,11 @@ func TestArguments(t *testing.T) {
 		{[]string{"nosuch"}, 2, "", `unknown command "nosuch"`},
 		{[]string{"version", "more"}, 2, "", "unknown command"},
 		{[]string{"--log-level", "loud"}, 2, "", "loud"},
-		{[]string{"--home", "/dev/null/x"}, 1, "", "home"},
+		{[]string{"--home", "/dev/null/x"}, 1, "", "home: "},
 		{[]string{"--home", ""}, 2, "", "--home is empty; give it a value, or leave it out"},
 		{[]string{"--log-file="}, 2, "", "--log-file is empty"},
 		{[]string{"registry", "gc", "--home", ""}, 1, "", "registry gc: --home is empty"},
-		{[]string{"--home", "/tmp/x", "--socket", "/" + strings.Repeat("x", 200)}, 1, "", "107"},
+		{[]string{"--home", filepath.Join(newHome(t), "h"), "--socket", long}, 1, "", "at most 107"},
 	} {
 		var out, errOut bytes.Buffer
 		code := run(c.args, &out, &errOut)

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -38,11 +37,10 @@ func TestRegistryAlone(t *testing.T) {
 	if err != nil {
 		t.Fatalf("not ready: %v: %s", err, errs.String())
 	}
-	var addr, file string
-	if _, err := fmt.Sscanf(line, "registry ready: %s token in %s", &addr, &file); err != nil {
-		t.Fatalf("%q: %v", line, err)
+	addr, file, ok := strings.Cut(strings.TrimPrefix(strings.TrimSuffix(line, "\n"), "registry ready: "), ", token in ")
+	if !ok {
+		t.Fatalf("%q", line)
 	}
-	addr = strings.TrimSuffix(addr, ",")
 	token, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

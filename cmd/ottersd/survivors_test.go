@@ -58,7 +58,7 @@ func newMachine(t *testing.T, asRoot bool) *machine {
 		}
 	}
 	m.bin = filepath.Join(filepath.Dir(m.home), "bin")
-	if err := os.CopyFS(m.bin, os.DirFS(built.For(t))); err != nil {
+	if err := copyPrograms(m.bin, built.For(t)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -68,6 +68,19 @@ func newMachine(t *testing.T, asRoot bool) *machine {
 		}
 	})
 	return m
+}
+
+// copyPrograms copies the programs of a folder, for everybody. No child that is forked meanwhile keeps one open for
+// writing, and thus from being run.
+func copyPrograms(to, from string) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+		return err
+	}
+	return filepath.WalkDir(to, func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Chmod(path, 0o755))
+	})
 }
 
 // processes are those that descend from a daemon of the home, or run one of its programs, whoever
@@ -157,7 +170,7 @@ func (m *machine) settle(want []int) {
 	m.Helper()
 	slices.Sort(want)
 	var got []int
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if got = m.processes(); slices.Equal(got, want) {
 			return
 		}
@@ -173,7 +186,7 @@ func (m *machine) settle(want []int) {
 // await waits until an agent has a status, and asks for it.
 func (m *machine) await(api daemonv1.DaemonServiceClient, agent, want string) *daemonv1.Agent {
 	m.Helper()
-	ctx, cancel := context.WithTimeout(m.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(m.Context(), patience)
 	defer cancel()
 	stream, err := api.WatchAgent(ctx, &daemonv1.WatchAgentRequest{Agent: agent})
 	for err == nil {
@@ -195,7 +208,7 @@ func (m *machine) await(api daemonv1.DaemonServiceClient, agent, want string) *d
 // logged waits for a line of an agent's log that begins so.
 func (m *machine) logged(api daemonv1.DaemonServiceClient, agent, begin string) string {
 	m.Helper()
-	ctx, cancel := context.WithTimeout(m.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(m.Context(), patience)
 	defer cancel()
 	stream, err := api.Logs(ctx, &daemonv1.LogsRequest{Agent: agent, Follow: true})
 	var all []string
@@ -314,7 +327,7 @@ func takeOver(m *machine, sig syscall.Signal) {
 	}
 
 	// A model call of a runtime's own and a turn are in flight when the daemon ends.
-	m.logged(first.api, "calls", "hold: asks")
+	m.logged(first.api, "calls", "hold: answer begins")
 	turn := make(chan error, 1)
 	go func() {
 		_, err := prompt(m.Context(), first.api, "talks-off", "hold")

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -61,11 +62,10 @@ func serve() error {
 		}
 	}()
 	go func() {
-		fmt.Fprintln(os.Stderr, "hold: asks")
-		_, said := call("hold")
+		_, said := call("hold", func() { fmt.Fprintln(os.Stderr, "hold: answer begins") })
 		fmt.Fprintln(os.Stderr, "hold:", said)
 		for code := 0; code != http.StatusOK; time.Sleep(10 * time.Millisecond) {
-			code, said = call("answer")
+			code, said = call("answer", func() {})
 			fmt.Fprintln(os.Stderr, "answer:", said)
 		}
 	}()
@@ -74,8 +74,9 @@ func serve() error {
 	return s.Serve(ln)
 }
 
-// call asks the model and tells what came of it, with the status where there is one.
-func call(text string) (int, string) {
+// call asks the model and tells what came of it, with the status where there is one. begun is called when the answer
+// has begun.
+func call(text string, begun func()) (int, string) {
 	var base, key string
 	for _, kv := range os.Environ() {
 		name, value, _ := strings.Cut(kv, "=")
@@ -97,7 +98,11 @@ func call(text string) (int, string) {
 	if err != nil {
 		return 0, "error: " + err.Error()
 	}
-	all, err := io.ReadAll(res.Body)
+	answer := bufio.NewReader(res.Body)
+	if _, err := answer.Peek(1); err == nil {
+		begun()
+	}
+	all, err := io.ReadAll(answer)
 	_ = res.Body.Close()
 	if err != nil {
 		return 0, fmt.Sprintf("status %d, then error: %v", res.StatusCode, err)
