@@ -303,9 +303,10 @@ func (d *testDaemon) boundsOfExec() {
 		{nil, proto.Int64(0), nil, codes.InvalidArgument, "want 1 to 1099511627776", ""},
 		{nil, proto.Int64(1<<40 + 1), nil, codes.InvalidArgument, "want 1 to 1099511627776", ""},
 	} {
-		r, err := collect(d.execWithin(&daemonv1.ExecStart{Agent: "guide", Bin: "cat", Args: c.args, TimeoutMs: c.ms, MaxOutput: c.output}))
+		start := &daemonv1.ExecStart{Agent: "guide", Bin: "cat", Args: c.args, TimeoutMs: c.ms, MaxOutput: c.output}
+		r, err := collect(d.execWithin(start))
 		if status.Code(err) != c.code || err != nil && !strings.Contains(err.Error(), c.want) || r.out != c.out {
-			t.Errorf("cat %q within %d ms and %d bytes: %.200q, %v; want %v with %q", c.args, c.ms, c.output, r.out, err, c.code, c.want)
+			t.Errorf("cat %q within %s: %d bytes %.50q, exit code %d, %.200q, %v; want %v with %q", c.args, start, len(r.out), r.out, r.code, r.err, err, c.code, c.want)
 		}
 	}
 }
