@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -295,6 +296,9 @@ func TestFilesAreTextAndStandAlone(t *testing.T) {
 	bad := foreignWords(t)
 	for _, path := range tracked(t) {
 		text, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // of another package's test, which is over
+		}
 		if err != nil {
 			t.Error(err)
 			continue
@@ -336,9 +340,10 @@ func foreignWords(t *testing.T) []string {
 			words = append(words, host)
 		}
 	}
-	// An unset cache is an empty line or "off".
+	// An unset cache is an empty line or "off". A short path, such as that of a container's, may well stand in
+	// a file for another reason too.
 	for _, dir := range lines[1:] {
-		if filepath.IsAbs(dir) {
+		if filepath.IsAbs(dir) && strings.Count(dir, slash) > 2 {
 			words = append(words, dir)
 		}
 	}
