@@ -103,9 +103,14 @@ func related(home string, pid int, known []int) ([]seen, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The kernel shows where a process is by the path without links.
+	real, err := filepath.EvalSymlinks(home)
+	if err != nil {
+		real = home
+	}
 	out := below(table, pid)
 	for _, p := range table {
-		if p.pid != os.Getpid() && mentions(p.pid, home) {
+		if p.pid != os.Getpid() && (mentions(p.pid, home) || real != home && mentions(p.pid, real)) {
 			out = append(out, p)
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,8 +29,9 @@ func sleeper(t *testing.T, home, dir string) *exec.Cmd {
 
 func TestOnlyProcessesOfTheHomeAreKilled(t *testing.T) {
 	t.Parallel()
-	home := filepath.Join(t.TempDir(), "home")
-	if err := os.Mkdir(home, 0o700); err != nil {
+	dir := t.TempDir()
+	home := filepath.Join(dir, "link", "home")
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "real", "home"), 0o700), os.Symlink("real", filepath.Join(dir, "link"))); err != nil {
 		t.Fatal(err)
 	}
 	inHome := sleeper(t, home, "/")
