@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/moby/patternmatcher"
 	"github.com/moby/patternmatcher/ignorefile"
@@ -51,17 +53,44 @@ func readIgnore(source fs.FS) (*ignored, error) {
 		return fail(fmt.Errorf("larger than %d bytes; name folders in place of files", maxIgnoreBytes))
 	}
 	list, err := ignorefile.ReadAll(bytes.NewReader(text))
-	if err != nil {
-		return fail(err)
-	}
-	if len(list) > maxIgnorePatterns {
+	if err == nil && len(list) > maxIgnorePatterns {
 		return fail(fmt.Errorf("%d patterns, more than %d; name folders in place of files", len(list), maxIgnorePatterns))
+	}
+	if err := checkPatterns(text); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrArchive, err)
 	}
 	patterns, err := patternmatcher.New(list)
 	if err != nil {
 		return fail(err)
 	}
 	return &ignored{patterns}, nil
+}
+
+// checkPatterns tells the first line of an IgnoreFile that is no pattern.
+func checkPatterns(text []byte) error {
+	n := 0
+	for line := range bytes.Lines(bytes.TrimPrefix(text, []byte("\ufeff"))) {
+		n++
+		if !utf8.Valid(line) || bytes.IndexByte(line, 0) >= 0 {
+			return fmt.Errorf("%s:%d: it is not text; write it as UTF-8", IgnoreFile, n)
+		}
+		list, err := ignorefile.ReadAll(bytes.NewReader(line))
+		var one *patternmatcher.PatternMatcher
+		if err == nil {
+			one, err = patternmatcher.New(list)
+		}
+		if err == nil && one.Exclusions() {
+			// What is kept is looked at only after something was left out.
+			one, err = patternmatcher.New([]string{strings.TrimPrefix(list[0], "!")})
+		}
+		if err == nil {
+			_, err = one.MatchesOrParentMatches("a")
+		}
+		if err != nil {
+			return fmt.Errorf("%s:%d: %q: %w; mend the pattern, or remove it", IgnoreFile, n, bytes.TrimSpace(line), err)
+		}
+	}
+	return nil
 }
 
 func (i *ignored) match(path string) (bool, error) {

@@ -73,8 +73,14 @@ func TestIgnoreP12(t *testing.T) {
 func TestIgnoreRefuses(t *testing.T) {
 	t.Parallel()
 	for ignore, want := range map[string]string{
-		"[\n":                       ".agentignore: ",
-		"!\n":                       "illegal exclusion",
+		"[\n":                       `build folder: .agentignore:1: "[": syntax error in pattern; mend the pattern, or remove it`,
+		"a\n\n# [\n![z-\nb\n":       `.agentignore:4: "![z-": syntax error`,
+		"a\r\n!\r\n":                `.agentignore:2: "!": illegal exclusion`,
+		"\ufeff# a\n\\":             `.agentignore:2: "\\": syntax error`,
+		"a\n[]a]\n":                 `.agentignore:2: "[]a]": syntax error`,
+		"!a[b-a]":                   `.agentignore:1: "!a[b-a]": syntax error`,
+		"a\n\xff\xfe":               `.agentignore:2: it is not text; write it as UTF-8`,
+		"a\x00":                     `.agentignore:1: it is not text`,
 		strings.Repeat("a", 70<<10): "larger than 65536 bytes",
 		strings.Repeat("a\n", 1001): "1001 patterns, more than 1000",
 	} {
