@@ -238,16 +238,16 @@ func (w *skillWalk) walk(at, rel string, depth int) error {
 	for _, e := range list {
 		name := path.Join(rel, e.Name())
 		if w.entries++; w.entries > MaxSkillFiles {
-			return fmt.Errorf("more than %d files and folders", MaxSkillFiles)
+			return fmt.Errorf("more than %d files and folders; leave some out", MaxSkillFiles)
 		}
 		info, err := e.Info()
 		switch {
 		case err != nil:
 			return err
 		case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }):
-			return fmt.Errorf("%q: the name has what is no text", clip(name))
+			return fmt.Errorf("%q: the name has what is no text; give it another name", clip(name))
 		case info.IsDir() && depth == MaxSkillDepth:
-			return fmt.Errorf("%s: it lies more than %d folders deep", clip(name), MaxSkillDepth)
+			return fmt.Errorf("%s: it lies more than %d folders deep; move it up", clip(name), MaxSkillDepth)
 		case info.IsDir():
 			if err := w.walk(path.Join(at, e.Name()), name, depth+1); err != nil {
 				return err
@@ -257,7 +257,7 @@ func (w *skillWalk) walk(at, rel string, depth int) error {
 			return fmt.Errorf("%s: it is neither a file nor a folder; put a copy there", clip(name))
 		}
 		if w.bytes += info.Size(); w.bytes > MaxSkillBytes {
-			return fmt.Errorf("the files have more than %d bytes together", MaxSkillBytes)
+			return fmt.Errorf("the files have more than %d bytes together; leave some out", MaxSkillBytes)
 		}
 		w.parts = append(w.parts, SkillPart{name, info.Size()})
 	}

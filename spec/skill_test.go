@@ -103,7 +103,7 @@ func TestSkillsAreRefused(t *testing.T) {
 		"P11 a file named into skills":  {"ADD file skills/x", "is not a name", "ADD file skills-x"},
 		"folders too deep":              {"ADD deep/", "more than 10 folders deep", "ADD edge/"},
 		"a capital in its name":         {"ADD Good/", "is not the name of a skill", "ADD Good/ good"},
-		"a name that is no text":        {"ADD odd/", "the name has what is no text", "ADD good/"},
+		"a name that is no text":        {"ADD odd/", `odd: "a\nb": the name has what is no text; give it another name`, "ADD good/"},
 		"two slashes":                   {"ADD good//", "is a folder; name a file", "ADD good/"},
 		"the build folder itself":       {"ADD ./", "is a folder; name a file", "ADD ./good/"},
 		"a file in the place of skills": {"ADD good/\nADD file skills", "3:5: the name skills is taken", "ADD file skills"},
