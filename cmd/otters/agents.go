@@ -14,85 +14,99 @@ import (
 	"github.com/otters-sh/otters/spec"
 )
 
+// runFlags are the flags of run: those that the request has as they are given, and those that are read first.
+type runFlags struct {
+	req                    daemonv1.CreateAgentRequest
+	envs, configs, volumes []string
+	limits                 limitFlags
+	grace                  time.Duration
+	detach                 bool
+}
+
 func (a *app) runCommand() *cobra.Command {
-	var req daemonv1.CreateAgentRequest
-	var envs, configs, volumes []string
-	var limits limitFlags
-	var detach bool
-	var grace time.Duration
+	var f runFlags
 	cmd := &cobra.Command{
-		Use:   "run [flags] IMAGE|DIR",
+		Use:   "run [flags] IMAGE|DIR|FILE",
 		Short: "Create an agent from an image or folder, start it and wait until it is ready",
 		Long: `Create an agent from an image, start it and wait until it is ready.
 
 A DIR starts with a dot or slash: it is built first, and its image named by the NAME of its Agentfile,
-or else by the folder.
+or else by the folder. A FILE does so too: it is an Agentfile, of the folder that it lies in.
 
 Prints the agent's name, id and status on one line. An agent that does not get ready stays, as
 "failed", so that inspect and logs can tell why.`,
 		Args: exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req.Image = args[0]
-			values, err := keyValues("-e", envs)
-			if err != nil {
+			if err := f.read(cmd); err != nil {
 				return err
 			}
-			for _, kv := range values {
-				req.Envs = append(req.Envs, &daemonv1.EnvVar{Key: kv[0], Value: kv[1]})
-			}
-			if req.Configs, err = settings(configs); err != nil {
-				return err
-			}
-			if req.Mounts, err = mounts(volumes); err != nil {
-				return err
-			}
-			if req.StopTimeoutMs, err = stopTimeout(cmd, grace); err != nil {
-				return err
-			}
-			if err := limits.fill(cmd, &req); err != nil {
-				return err
-			}
-			if req.RuntimePath != "" {
-				if req.RuntimePath, err = absolute(req.RuntimePath); err != nil {
-					return err
-				}
-			}
-			return a.with(cmd.Context(), func(c *client.Client) error {
-				if isFolder(args[0]) {
-					if req.Image, err = a.buildToRun(cmd.Context(), c, args[0]); err != nil {
-						return err
-					}
-				}
-				// So that it is seen how a large image arrives; create would pull it too.
-				if ref, err := spec.ParseReference(req.Image); err == nil && ref.Host() != "" {
-					if err := a.transfer(c.Pull(cmd.Context(), req.Image, true), true); err != nil {
-						return err
-					}
-				}
-				agent, err := c.Create(cmd.Context(), &req)
-				if err != nil {
-					return err
-				}
-				if detach {
-					return a.printAgent(agent)
-				}
-				return a.waitReady(cmd.Context(), c, "run", agent)
-			})
+			return a.with(cmd.Context(), func(c *client.Client) error { return a.createAgent(cmd.Context(), c, &f, args[0]) })
 		},
 	}
-	cmd.Flags().StringVar(&req.Name, "name", "", "`name` of the agent (default: one is chosen)")
-	cmd.Flags().StringVar(&req.Model, "model", "", "`provider/name` of a model, in place of the image's")
-	cmd.Flags().StringVar(&req.RuntimePath, "runtime", "", "`path` of a local runtime program, in place of the image's")
-	cmd.Flags().StringVar(&req.Sandbox, "sandbox", "", "`level` that confines the agent: strict, limited or off (default: the daemon's setting, else the strongest)")
-	cmd.Flags().StringArrayVarP(&envs, "env", "e", nil, "variable `K=V` for the agent; K alone takes the value from the environment; may be given several times")
-	cmd.Flags().StringVar(&req.Restart, "restart", "", "`policy` for an agent that ended: no, on-failure[:N], always or unless-stopped (default no)")
-	cmd.Flags().DurationVar(&grace, "stop-timeout", 10*time.Second, "`time` to exit after SIGTERM before everything the agent started is killed")
-	limits.add(cmd)
-	cmd.Flags().StringArrayVarP(&volumes, "volume", "v", nil, "show the agent a path of the host: `HOST:TARGET[:DESC][:ro]`; may be given several times")
-	cmd.Flags().StringArrayVar(&req.AllowNet, "allow-net", nil, "let the agent reach `HOST[:PORT]` through a proxy; *.NAME is every name below one, no port is 80 and 443; may be given several times")
-	cmd.Flags().StringArrayVar(&configs, "config", nil, "setting `K=V` in place of the image's CONFIG; may be given several times")
-	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait until the agent is ready")
+	cmd.Flags().StringVar(&f.req.Name, "name", "", "`name` of the agent (default: one is chosen)")
+	cmd.Flags().StringVar(&f.req.Model, "model", "", "`provider/name` of a model, in place of the image's")
+	cmd.Flags().StringVar(&f.req.RuntimePath, "runtime", "", "`path` of a local runtime program, in place of the image's")
+	cmd.Flags().StringVar(&f.req.Sandbox, "sandbox", "", "`level` that confines the agent: strict, limited or off (default: the daemon's setting, else the strongest)")
+	cmd.Flags().StringArrayVarP(&f.envs, "env", "e", nil, "variable `K=V` for the agent; K alone takes the value from the environment; may be given several times")
+	cmd.Flags().StringVar(&f.req.Restart, "restart", "", "`policy` for an agent that ended: no, on-failure[:N], always or unless-stopped (default no)")
+	cmd.Flags().DurationVar(&f.grace, "stop-timeout", 10*time.Second, "`time` to exit after SIGTERM before everything the agent started is killed")
+	f.limits.add(cmd)
+	cmd.Flags().StringArrayVarP(&f.volumes, "volume", "v", nil, "show the agent a path of the host: `HOST:TARGET[:DESC][:ro]`; may be given several times")
+	cmd.Flags().StringArrayVar(&f.req.AllowNet, "allow-net", nil, "let the agent reach `HOST[:PORT]` through a proxy; *.NAME is every name below one, no port is 80 and 443; may be given several times")
+	cmd.Flags().StringArrayVar(&f.configs, "config", nil, "setting `K=V` in place of the image's CONFIG; may be given several times")
+	cmd.Flags().BoolVarP(&f.detach, "detach", "d", false, "do not wait until the agent is ready")
 	return cmd
+}
+
+// read makes the request of what the flags say.
+func (f *runFlags) read(cmd *cobra.Command) error {
+	values, err := keyValues("-e", f.envs)
+	if err != nil {
+		return err
+	}
+	for _, kv := range values {
+		f.req.Envs = append(f.req.Envs, &daemonv1.EnvVar{Key: kv[0], Value: kv[1]})
+	}
+	if f.req.Configs, err = settings(f.configs); err != nil {
+		return err
+	}
+	if f.req.Mounts, err = mounts(f.volumes); err != nil {
+		return err
+	}
+	if f.req.StopTimeoutMs, err = stopTimeout(cmd, f.grace); err != nil {
+		return err
+	}
+	if f.req.RuntimePath != "" {
+		if f.req.RuntimePath, err = absolute(f.req.RuntimePath); err != nil {
+			return err
+		}
+	}
+	return f.limits.fill(cmd, &f.req)
+}
+
+// createAgent makes the agent of an image, or of a folder that is built first, and waits until it is ready.
+func (a *app) createAgent(ctx context.Context, c *client.Client, f *runFlags, image string) error {
+	if isFolder(image) {
+		var err error
+		if image, err = a.buildToRun(ctx, c, image); err != nil {
+			return err
+		}
+	}
+	f.req.Image = image
+	// So that it is seen how a large image arrives; create would pull it too.
+	if ref, err := spec.ParseReference(image); err == nil && ref.Host() != "" {
+		if err := a.transfer(c.Pull(ctx, image, true), true); err != nil {
+			return err
+		}
+	}
+	agent, err := c.Create(ctx, &f.req)
+	if err != nil {
+		return err
+	}
+	if f.detach {
+		return a.printAgent(agent)
+	}
+	return a.waitReady(ctx, c, "run", agent)
 }
 
 func (a *app) printAgent(agent *daemonv1.AgentSummary) error {

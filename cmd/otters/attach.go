@@ -2,9 +2,7 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"unicode/utf8"
@@ -30,39 +28,15 @@ func attachments(paths []string) ([]*daemonv1.Attachment, error) {
 	for _, path := range paths {
 		data, err := readFile(path, left)
 		if err != nil {
-			return nil, fmt.Errorf("prompt: attach (all files together at most %d bytes): %w", maxAttached, err)
+			return nil, fmt.Errorf("prompt: attach: %w; name another file (all together have at most %d bytes)", err, maxAttached)
 		}
 		if len(data) == 0 {
-			return nil, fmt.Errorf("prompt: attach: %s is empty", path)
+			return nil, fmt.Errorf("prompt: attach: %s is empty; leave it out", path)
 		}
 		left -= int64(len(data))
 		out = append(out, &daemonv1.Attachment{Name: filepath.Base(path), MediaType: mediaType(data), Data: data})
 	}
 	return out, nil
-}
-
-// readFile reads a regular file of at most so many bytes.
-func readFile(path string, most int64) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err != nil {
-		return nil, err
-	}
-	if int64(len(data)) > most {
-		return nil, fmt.Errorf("%s: more than %d bytes", path, most)
-	}
-	return data, nil
 }
 
 // mediaType is what the content says that it is: a name may say anything.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -65,9 +64,11 @@ unless --name gives another.`,
 				}
 			}
 			if usage != "" {
-				if opts.Usage, err = readUsage(usage); err != nil {
-					return err
+				text, err := readFile(usage, spec.MaxContent)
+				if err != nil {
+					return fmt.Errorf("build: usage: %w; name another file", err)
 				}
+				opts.Usage = string(text)
 			}
 			return a.with(cmd.Context(), func(c *client.Client) error {
 				r, err := c.BuildBin(cmd.Context(), opts)
@@ -88,24 +89,6 @@ unless --name gives another.`,
 	cmd.Flags().StringVar(&usage, "usage", "", "`path` of the USAGE.md, which tells a model how to call the tool")
 	cmd.Flags().StringArrayVar(&labels, "label", nil, "label `K=V` of the image; may be given several times")
 	return cmd
-}
-
-func readUsage(path string) (string, error) {
-	info, err := os.Stat(path)
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s: not a regular file", path)
-	}
-	if err == nil && info.Size() > spec.MaxContent {
-		err = fmt.Errorf("%s: larger than %d bytes", path, spec.MaxContent)
-	}
-	var text []byte
-	if err == nil {
-		text, err = os.ReadFile(path)
-	}
-	if err != nil {
-		return "", fmt.Errorf("build: usage: %w", err)
-	}
-	return string(text), nil
 }
 
 func (a *app) binLsCommand() *cobra.Command {

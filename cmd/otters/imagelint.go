@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -16,75 +18,94 @@ import (
 
 // agentfile is an Agentfile that a command of this program reads itself.
 type agentfile struct {
-	// name is what problems call it, dir its build folder: empty for one from standard input.
-	name, dir string
-	text      []byte
+	// name is what problems call it, dir its build folder, empty for one from standard input alone, and file its
+	// path there.
+	name, dir, file string
+	text            []byte
 }
 
-// readAgentfile reads the Agentfile of a folder, a file, or standard input for "-".
-func (a *app) readAgentfile(path string) (agentfile, error) {
-	if path == "-" {
-		text, err := readBounded(a.in, "standard input")
-		return agentfile{name: "-", text: text}, err
-	}
-	info, err := os.Stat(path)
-	if err == nil && info.IsDir() {
-		path = filepath.Join(path, "Agentfile")
-		info, err = os.Stat(path)
-	}
-	var at *os.PathError
-	if errors.As(err, &at) {
-		err = at.Err
-	}
+// place tells the build folder and the path of the Agentfile in it. given is the folder, or else the Agentfile,
+// which stands for the folder that it lies in; file is that of -f, empty without one.
+func place(what, given, file string) (dir, path string, err error) {
+	info, err := os.Stat(given)
 	switch {
 	case err != nil:
-		return agentfile{}, fmt.Errorf("%s: %w; name an Agentfile or a folder with one", path, err)
-	case !info.Mode().IsRegular():
-		return agentfile{}, fmt.Errorf("%s: not a regular file; name an Agentfile or a folder with one", path)
+		return "", "", fmt.Errorf("%s: %w; name an Agentfile or a folder with one", what, ofFile(given, err))
+	case !info.IsDir() && !info.Mode().IsRegular():
+		return "", "", fmt.Errorf("%s: %s: %w, nor a folder; name an Agentfile or a folder with one", what, given, errNotRegular)
+	case info.Mode().IsRegular() && file == "":
+		return filepath.Dir(given), filepath.Base(given), nil
+	case info.Mode().IsRegular():
+		return "", "", usagef("%s: %s is a file, and -f names one of a folder; leave out -f, or name the folder", what, given)
+	case file == "":
+		file = "Agentfile"
 	}
-	f, err := os.Open(path)
+	return given, file, nil
+}
+
+// readAgentfile reads the Agentfile of a folder, a file, or standard input for "-". file is that of -f.
+func (a *app) readAgentfile(ctx context.Context, what, given, file string) (agentfile, error) {
+	switch {
+	case given == "-" && file != "":
+		return agentfile{}, usagef("%s: standard input is the Agentfile, and -f names another; name the folder, or leave out -f", what)
+	case given == "-" || file == "-":
+		text, err := a.agentfileText(ctx, a.in, what)
+		if given == "-" {
+			given = ""
+		}
+		return agentfile{name: "-", dir: given, file: "-", text: text}, err
+	}
+	dir, file, err := place(what, given, file)
 	if err != nil {
 		return agentfile{}, err
 	}
-	text, err := readBounded(f, path)
-	return agentfile{name: path, dir: filepath.Dir(path), text: text}, errors.Join(err, f.Close())
+	if !fs.ValidPath(file) {
+		return agentfile{}, usagef("%s: -f %s: not a path inside the folder; name one relative to the folder, such as sub/Agentfile", what, file)
+	}
+	name := filepath.Join(dir, file)
+	text, err := readFile(name, spec.MaxSource)
+	if err != nil {
+		return agentfile{}, fmt.Errorf("%s: %w; name an Agentfile or a folder with one", what, err)
+	}
+	return agentfile{name: name, dir: dir, file: file, text: text}, nil
 }
 
-func readBounded(r io.Reader, name string) ([]byte, error) {
-	text, err := io.ReadAll(io.LimitReader(r, spec.MaxSource+1))
-	if err != nil {
-		return nil, err
+// agentfileText is the Agentfile that standard input is.
+func (a *app) agentfileText(ctx context.Context, in io.Reader, what string) ([]byte, error) {
+	text, err := readText(ctx, in, what, spec.MaxSource)
+	if err == nil && len(text) > spec.MaxSource {
+		err = fmt.Errorf("%s: standard input: larger than %d bytes, so no Agentfile; name another", what, spec.MaxSource)
 	}
-	if len(text) > spec.MaxSource {
-		return nil, fmt.Errorf("%s: larger than %d bytes, so no Agentfile; name another", name, spec.MaxSource)
-	}
-	return text, nil
+	return []byte(text), err
 }
 
 func (a *app) lintCommand() *cobra.Command {
 	var f format
 	var args []string
+	var path string
 	cmd := &cobra.Command{
-		Use:   "lint [flags] [FILE|DIR|-]",
+		Use:   "lint [flags] [DIR|FILE|-]",
 		Short: "Tell everything that is wrong with an Agentfile",
 		Long: `Tell everything that is wrong with an Agentfile and with the files that it names, each with its line:
 what is not there or left out by .agentignore, is no file, or is over its bound.
 
-Without an argument it reads the Agentfile of this folder. With - it reads standard input, and looks
-at no files. No daemon is needed. The exit code is 1 when something is wrong.` + jsonHelp("a list of objects", spec.Problem{}),
+Folder and Agentfile are those of "otters build": of a FILE the folder that it lies in is the build
+folder, and with -f another one may be. Without an argument it is this folder. With - it reads
+standard input, and looks at no files. No daemon is needed. The exit code is 1 when something is wrong.` + jsonHelp("a list of objects", spec.Problem{}),
 		Args: between(0, 1),
-		RunE: func(_ *cobra.Command, given []string) error {
+		RunE: func(cmd *cobra.Command, given []string) error {
 			values, err := keyValues("--build-arg", args)
 			if err != nil {
 				return err
 			}
-			file, err := a.readAgentfile(append(given, ".")[0])
+			file, err := a.readAgentfile(cmd.Context(), "lint", append(given, ".")[0], path)
 			if err != nil {
 				return err
 			}
 			return a.lint(file, values, f)
 		},
 	}
+	fileFlag(cmd, &path)
 	cmd.Flags().StringArrayVar(&args, "build-arg", nil, "`K=V` for an ARG; K alone takes the value from the environment; may be given several times")
 	addFormat(cmd, &f)
 	return cmd
@@ -102,8 +123,11 @@ func (a *app) lint(file agentfile, values [][2]string, f format) error {
 			return folderError("lint", file.dir, err)
 		}
 		defer root.Close()
-		if opts.Folder, err = client.Folder(root.FS(), filepath.Base(file.name)); err != nil {
-			return err
+		if _, err := root.Stat(file.file); err != nil && file.name != "-" {
+			return folderError("lint", file.dir, err)
+		}
+		if opts.Folder, err = client.Folder(root.FS(), file.file); err != nil {
+			return fmt.Errorf("lint %s: %w", file.dir, err)
 		}
 	}
 	_, err := spec.Parse(file.name, file.text, opts)
@@ -136,7 +160,7 @@ func (a *app) lint(file agentfile, values [][2]string, f format) error {
 func (a *app) fmtCommand() *cobra.Command {
 	var checkOnly bool
 	cmd := &cobra.Command{
-		Use:   "fmt [flags] [FILE|DIR|-]",
+		Use:   "fmt [flags] [DIR|FILE|-]",
 		Short: "Write an Agentfile in its one form",
 		Long: `Write an Agentfile in its one form: keywords in capitals, one blank between words, at most one empty
 line in a row. Comments and texts stay as they are, and so does what the file says.
@@ -144,8 +168,8 @@ line in a row. Comments and texts stay as they are, and so does what the file sa
 Without an argument it formats the Agentfile of this folder, with - standard input to standard
 output. No daemon is needed.`,
 		Args: between(0, 1),
-		RunE: func(_ *cobra.Command, given []string) error {
-			file, err := a.readAgentfile(append(given, ".")[0])
+		RunE: func(cmd *cobra.Command, given []string) error {
+			file, err := a.readAgentfile(cmd.Context(), "fmt", append(given, ".")[0], "")
 			if err != nil {
 				return err
 			}

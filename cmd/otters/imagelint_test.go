@@ -68,6 +68,28 @@ func TestLint(t *testing.T) {
 		t.Errorf("%v %+v", err, got)
 	}
 
+	// The folder is that of build: with -f another one than the Agentfile's own.
+	if err := os.Mkdir(filepath.Join(dir, "sub"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	inner := filepath.Join(dir, "sub", "Agentfile")
+	writeFile(t, inner, "FROM scratch\nADD a.txt\n")
+	check(t, otters(t.Context(), none, "", "image", "lint", "-f", "sub/Agentfile", dir), outcome{})
+	check(t, otters(t.Context(), none, "FROM scratch\nADD a.txt\n", "image", "lint", "-f", "-", dir), outcome{})
+	check(t, otters(t.Context(), none, "", "image", "lint", inner), outcome{code: 1,
+		out: inner + ":2:5: ADD a.txt: a.txt: there is no such file in the build folder\n    ADD a.txt\n        ^\n"})
+	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "sub", "away")); err != nil {
+		t.Fatal(err)
+	}
+	for says, args := range map[string][]string{
+		"is a file, and -f names one of a folder": {"-f", "sub/Agentfile", inner}, "not a path inside the folder": {"-f", "../Agentfile", dir},
+		"standard input is the Agentfile": {"-f", "x", "-"}, "path escapes from parent": {"-f", "sub/away", dir},
+	} {
+		if got := otters(t.Context(), none, "", append([]string{"image", "lint"}, args...)...); got.code == 0 || got.out != "" || !strings.Contains(got.err, says) {
+			t.Errorf("%q: %+v", args, got)
+		}
+	}
+
 	got = otters(t.Context(), none, "FROM scratch\nNAM x\nMODEL y\n", "image", "lint", "-")
 	want = "-:2:1: unknown instruction \"NAM\"; did you mean NAME?\n    NAM x\n    ^\n-:3:7: \"y\" is not a model: write provider/model\n    MODEL y\n          ^\n"
 	check(t, got, outcome{code: 1, out: want})

@@ -21,13 +21,19 @@ import (
 	"github.com/otters-sh/otters/spec"
 )
 
+// buildFlags are the flags of build.
+type buildFlags struct {
+	tags, args []string
+	file       string
+}
+
 func (a *app) buildCommand() *cobra.Command {
-	var tags, args []string
-	var file string
+	var f buildFlags
 	cmd := &cobra.Command{
-		Use:   "build -t NAME[:TAG] [flags] DIR|-",
+		Use:   "build -t NAME[:TAG] [flags] DIR|FILE|-",
 		Short: "Build an agent image from a folder with an Agentfile",
-		Long: fmt.Sprintf(`Build an agent image from a folder with an Agentfile, and store it in the daemon's registry.
+		Long: fmt.Sprintf(`Build an agent image from a folder with an Agentfile, and store it in the daemon's registry. With a FILE
+for the folder it is the Agentfile, of the folder that it lies in.
 
 The folder is sent to the daemon: its files, folders and symlinks (as symlinks), at most %d of
 them and %s. A socket, device or named pipe in it is an error. What its .agentignore names, in the
@@ -36,60 +42,71 @@ patterns of a .dockerignore, stays behind.
 With - for the folder, standard input is the folder as a tar archive, plain or with gzip, or else an
 Agentfile that names no other file. With -f - it is the Agentfile, for a folder that is named.`, client.MaxArchiveEntries, size(client.MaxArchiveBytes)),
 		Args: exactly(1),
-		RunE: func(cmd *cobra.Command, dirs []string) error {
-			if len(tags) == 0 {
-				return usagef("build: no name for the image; give one with -t NAME")
-			}
-			values, err := keyValues("--build-arg", args)
-			if err != nil {
-				return err
-			}
-			send := func(opts client.BuildOptions, dir string) error {
-				return a.with(cmd.Context(), func(c *client.Client) error {
-					_, err := a.build(cmd.Context(), c, opts, dir, a.out)
-					return err
-				})
-			}
-			opts := client.BuildOptions{Tags: tags, File: file, Args: map[string]string{}}
-			for _, kv := range values {
-				opts.Args[kv[0]] = kv[1]
-			}
-			switch {
-			case dirs[0] == "-" && file == "-":
-				return usagef("build: standard input can't be the folder and the Agentfile; name the folder, or leave -f out")
-			case strings.Contains(dirs[0], "://") || strings.HasPrefix(dirs[0], "git@"):
-				return usagef("build: %s is no folder; fetch it first, or send it as a tar archive: `curl URL | otters build -`", dirs[0])
-			case file == "-":
-				if opts.Agentfile, err = readBounded(a.in, "build: standard input"); err != nil {
-					return err
-				}
-				if len(opts.Agentfile) == 0 {
-					return usagef("build: standard input is empty; give an Agentfile")
-				}
-			}
-			if dirs[0] == "-" {
-				if err := a.standardInput(&opts); err != nil {
-					return err
-				}
-				return send(opts, "standard input")
-			}
-			root, err := os.OpenRoot(dirs[0])
-			if err != nil {
-				return folderError("build", dirs[0], err)
-			}
-			defer root.Close()
-			opts.Source = root.FS()
-			return send(opts, dirs[0])
-		},
+		RunE: func(cmd *cobra.Command, dirs []string) error { return a.buildFolder(cmd.Context(), f, dirs[0]) },
 	}
-	cmd.Flags().StringArrayVarP(&tags, "tag", "t", nil, "`name[:tag]` of the image; may be given several times")
-	cmd.Flags().StringVarP(&file, "file", "f", "Agentfile", "`path` of the Agentfile in the folder, or - for standard input")
-	cmd.Flags().StringArrayVar(&args, "build-arg", nil, "`K=V` for an ARG; K alone takes the value from the environment; may be given several times")
+	cmd.Flags().StringArrayVarP(&f.tags, "tag", "t", nil, "`name[:tag]` of the image; may be given several times")
+	fileFlag(cmd, &f.file)
+	cmd.Flags().StringArrayVar(&f.args, "build-arg", nil, "`K=V` for an ARG; K alone takes the value from the environment; may be given several times")
 	return cmd
 }
 
+func fileFlag(cmd *cobra.Command, file *string) {
+	cmd.Flags().StringVarP(file, "file", "f", "", "`path` of the Agentfile in the folder, or - for standard input (default: Agentfile)")
+}
+
+// buildFolder builds what build was given: a folder, an Agentfile, or - for standard input.
+func (a *app) buildFolder(ctx context.Context, f buildFlags, given string) error {
+	if len(f.tags) == 0 {
+		return usagef("build: no name for the image; give one with -t NAME")
+	}
+	values, err := keyValues("--build-arg", f.args)
+	if err != nil {
+		return err
+	}
+	opts := client.BuildOptions{Tags: f.tags, File: f.file, Args: map[string]string{}}
+	for _, kv := range values {
+		opts.Args[kv[0]] = kv[1]
+	}
+	switch {
+	case given == "-" && f.file == "-":
+		return usagef("build: standard input can't be the folder and the Agentfile; name the folder, or leave -f out")
+	case strings.Contains(given, "://") || strings.HasPrefix(given, "git@"):
+		return usagef("build: %s is no folder; fetch it first, or send it as a tar archive: `curl URL | otters build -`", given)
+	case given == "-":
+		if err := a.standardInput(ctx, &opts); err != nil {
+			return err
+		}
+		return a.sendBuild(ctx, opts, "standard input")
+	case f.file == "-":
+		if opts.Agentfile, err = a.agentfileText(ctx, a.in, "build"); err != nil {
+			return err
+		}
+		if len(opts.Agentfile) == 0 {
+			return usagef("build: standard input is empty; give an Agentfile")
+		}
+	}
+	dir, file, err := place("build", given, f.file)
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return folderError("build", dir, err)
+	}
+	defer root.Close()
+	opts.Source, opts.File = root.FS(), file
+	return a.sendBuild(ctx, opts, given)
+}
+
+func (a *app) sendBuild(ctx context.Context, opts client.BuildOptions, what string) error {
+	return a.with(ctx, func(c *client.Client) error {
+		_, err := a.build(ctx, c, opts, what, a.out)
+		return err
+	})
+}
+
 // standardInput makes the build folder of what standard input holds.
-func (a *app) standardInput(opts *client.BuildOptions) error {
+func (a *app) standardInput(ctx context.Context, opts *client.BuildOptions) error {
 	const magicAt = 257 // where a tar archive of POSIX says that it is one
 	in := bufio.NewReader(a.in)
 	first, err := in.Peek(magicAt + 5)
@@ -114,10 +131,10 @@ func (a *app) standardInput(opts *client.BuildOptions) error {
 			return usagef("build: standard input is compressed with %s; send a tar archive, plain or with gzip", c.name)
 		}
 	}
-	if opts.File != "Agentfile" {
+	if opts.File != "" {
 		return usagef("build: -f %s names a file of an archive, and standard input is none", opts.File)
 	}
-	text, err := readBounded(in, "build: standard input")
+	text, err := a.agentfileText(ctx, in, "build")
 	if err != nil {
 		return err
 	}
@@ -164,9 +181,9 @@ func isFolder(arg string) bool { return strings.HasPrefix(arg, ".") || strings.H
 // buildToRun builds a folder for run and names the image: as the Agentfile's NAME, or else as the
 // folder.
 func (a *app) buildToRun(ctx context.Context, c *client.Client, dir string) (string, error) {
-	file, err := a.readAgentfile(dir)
+	file, err := a.readAgentfile(ctx, "run", dir, "")
 	if err != nil {
-		return "", fmt.Errorf("run: %w", err)
+		return "", err
 	}
 	name, err := imageName(file)
 	if err != nil {
@@ -177,7 +194,7 @@ func (a *app) buildToRun(ctx context.Context, c *client.Client, dir string) (str
 		return "", folderError("run", dir, err)
 	}
 	defer root.Close()
-	opts := client.BuildOptions{Tags: []string{name}, File: filepath.Base(file.name), Source: root.FS()}
+	opts := client.BuildOptions{Tags: []string{name}, File: file.file, Source: root.FS()}
 	// By digest, since the name may move before the agent is created.
 	digest, err := a.build(ctx, c, opts, dir, a.err)
 	return name + "@" + digest, err

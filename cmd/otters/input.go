@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"syscall"
 	"unicode/utf8"
 )
 
@@ -70,3 +73,51 @@ func (a *app) input(what, file string) (io.ReadCloser, error) {
 	}
 	return f, nil
 }
+
+// readFile reads a regular file of at most so many bytes. Anything else is refused, and not waited for as the
+// other end of a named pipe would be.
+func readFile(path string, most int64) ([]byte, error) {
+	text, err := readRegular(path, most)
+	if err != nil {
+		return nil, ofFile(path, err)
+	}
+	return text, nil
+}
+
+// ofFile is an error about a file: its path and why, without what was tried.
+func ofFile(path string, err error) error {
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		err = at.Err
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}
+
+func readRegular(path string, most int64) ([]byte, error) {
+	// Asked ahead, since to be opened does something to a device, and again, since it may be another file by then.
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errNotRegular
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err = f.Stat(); err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errNotRegular
+	}
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("more than %d bytes", most)
+	}
+	return text, err
+}
+
+var errNotRegular = errors.New("it is not a regular file")

@@ -209,6 +209,12 @@ func TestBuild(t *testing.T) {
 	}
 	check(t, otters(t.Context(), socket, "", "build", "-t", "a:1", "-t", "b", "-f", "Other", "--build-arg", "K=V=W", dir),
 		outcome{out: "a:1 sha256:abc\nb sha256:abc\n", err: "warning: CONTEXT X is empty\n"})
+	// The file alone stands for the folder that it lies in.
+	other := filepath.Join(dir, "Other")
+	check(t, otters(t.Context(), socket, "", "build", "-t", "a:1", "-t", "b", "--build-arg", "K=V=W", other),
+		outcome{out: "a:1 sha256:abc\nb sha256:abc\n", err: "warning: CONTEXT X is empty\n"})
+	check(t, otters(t.Context(), socket, "", "build", "-t", "a", "-f", "Other", other),
+		outcome{code: exitUsage, err: "otters: build: " + other + " is a file, and -f names one of a folder; leave out -f, or name the folder\n"})
 	want := &daemonv1.BuildOptions{Tags: []string{"a:1", "b"}, File: "Other", BuildArgs: map[string]string{"K": "V=W"}}
 	if diff := cmp.Diff(want, f.last().(*daemonv1.BuildRequest).GetOptions(), protocmp.Transform()); diff != "" {
 		t.Error(diff)
@@ -216,7 +222,7 @@ func TestBuild(t *testing.T) {
 	check(t, otters(t.Context(), socket, "", "build", "-t", "a", dir),
 		outcome{code: 1, err: "otters: build " + dir + ": build folder: no Agentfile in it; write one, or name another with -f\n"})
 	check(t, otters(t.Context(), socket, "", "build", "-t", "a", dir+"/none"),
-		outcome{code: 1, err: "otters: build: folder " + dir + "/none: no such file or directory; name the folder with the Agentfile\n"})
+		outcome{code: 1, err: "otters: build: " + dir + "/none: no such file or directory; name an Agentfile or a folder with one\n"})
 }
 
 func TestBuildFromStandardInput(t *testing.T) {

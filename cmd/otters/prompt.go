@@ -101,10 +101,10 @@ func (f *promptFlags) check(args []string) error {
 func (a *app) promptObject(ctx context.Context, agent, text, path string) error {
 	schema, err := readFile(path, maxSchema)
 	if err != nil {
-		return fmt.Errorf("prompt: schema: %w", err)
+		return fmt.Errorf("prompt: schema: %w; name another file", err)
 	}
 	if !json.Valid(schema) {
-		return fmt.Errorf("prompt: schema: %s is no JSON, or nests deeper than 10000 levels", path)
+		return fmt.Errorf("prompt: schema: %s is no JSON, or nests deeper than 10000 levels; name another file", path)
 	}
 	return a.with(ctx, func(c *client.Client) error {
 		r, err := c.PromptObject(ctx, &daemonv1.PromptObjectRequest{Agent: agent, Text: text, Schema: schema})

@@ -196,12 +196,15 @@ func dockerConfig() (string, error) {
 	return filepath.Join(dir, ".docker", "config.json"), err
 }
 
+// maxDockerConfig bounds a file of docker's form in bytes: each registry has a line in it.
+const maxDockerConfig = 1 << 20
+
 // storeLogin adds an entry to a file of docker's form and leaves all else in it as it is.
 func storeLogin(path, address, user, token string) error {
 	config, auths := map[string]json.RawMessage{}, map[string]json.RawMessage{}
-	b, err := os.ReadFile(path)
+	b, err := readFile(path, maxDockerConfig)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return fmt.Errorf("%w; mend it or move it away", err)
 	}
 	if err == nil {
 		if err := json.Unmarshal(b, &config); err != nil {

@@ -3,10 +3,12 @@ package main
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -82,13 +84,19 @@ func TestStoreLoginKeepsWhatIsThere(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	for _, broken := range []string{"{", `{"auths":[]}`} {
+	for _, broken := range []string{"{", `{"auths":[]}`, strings.Repeat(" ", maxDockerConfig) + "{}"} {
 		writeFile(t, path, broken)
 		if err := storeLogin(path, "a", "b", "c"); err == nil {
-			t.Errorf("%s: no error", broken)
+			t.Errorf("%.20s: no error", broken)
 		}
 		if b, err := os.ReadFile(path); err != nil || string(b) != broken {
-			t.Errorf("a broken file was changed: %s, %v", b, err)
+			t.Errorf("a broken file was changed: %.20s, %v", b, err)
 		}
+	}
+	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := storeLogin(path, "a", "b", "c"); err == nil || !strings.Contains(err.Error(), "it is not a regular file; mend it") {
+		t.Errorf("a named pipe: %v", err)
 	}
 }
