@@ -77,7 +77,7 @@ func (p *parser) formatInstruction() string {
 	keyword := strings.ToUpper(word)
 	p.heredoc()
 	if !slices.Contains(keywords, keyword) {
-		p.problem(at, meant(keyword, keywords), "unknown instruction %q", clip(word))
+		p.problem(at, meantInstruction(keyword), "unknown instruction %q", clip(word))
 		return raw
 	}
 	rest := at + len(word)

@@ -33,6 +33,14 @@ var form = map[string]string{
 	"CAPABILITY": "CAPABILITY name …",
 }
 
+// meantInstruction is what to write in place of an instruction that there is not.
+func meantInstruction(keyword string) string {
+	if like := meant(keyword, keywords); like != "" {
+		return like
+	}
+	return "write one of " + strings.Join(keywords, ", ")
+}
+
 func (p *parser) instruction(at int) {
 	word, _, _ := strings.Cut(strings.ReplaceAll(p.text[at:], "\t", " "), " ")
 	keyword := strings.ToUpper(word)
@@ -42,7 +50,7 @@ func (p *parser) instruction(at int) {
 		if k := foreign[keyword]; k != "" {
 			hint = "did you mean " + k + "?"
 		} else {
-			hint = meant(keyword, keywords)
+			hint = meantInstruction(keyword)
 		}
 		p.problem(at, hint, "unknown instruction %q", clip(word))
 		return

@@ -117,6 +117,7 @@ func TestParseRefuses(t *testing.T) {
 		good string // the allowed twin
 	}{
 		"an unknown instruction, with the near-miss":    {"RUNTMIE otters/runtime", `2:1: unknown instruction "RUNTMIE"; did you mean RUNTIME?`, "RUNTIME otters/runtime"},
+		"an unknown instruction, like none":             {"[[[[", `2:1: unknown instruction "[[[["; write one of `, "NAME a"},
 		"another language's keyword":                    {"COPY a b", "did you mean ADD?", "ADD a b"},
 		"a value that is missing":                       {"NAME", "2:5: NAME without a value; write NAME name", "NAME a"},
 		"a word too many":                               {"NAME a b", `2:8: "b" is more than NAME takes`, "NAME a"},
