@@ -134,7 +134,7 @@ func checkFile(source fs.FS, file string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: no %s in it; write one, or name another with -f", ErrArchive, file)
 	case err != nil:
-		return fmt.Errorf("%w: %w", ErrArchive, err)
+		return fmt.Errorf("%w: %w; name another with -f", ErrArchive, err)
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%w: %s is a %s, not a file; name another with -f", ErrArchive, file, kind(info.Mode()))
 	}

@@ -82,6 +82,7 @@ func dialError(ctx context.Context, socket string, err error) error {
 			why = op
 		}
 		e.Message = fmt.Sprintf("socket %s: %v", socket, why)
+		e.Hint = "name the socket with --socket, or the folder of the daemon's state with OTTERS_HOME"
 	}
 	return e
 }

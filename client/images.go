@@ -163,7 +163,7 @@ func addProgram(ctx context.Context, tw *tar.Writer, name, path string) error {
 		err = fmt.Errorf("%s is a %s, not a file", path, kind(info.Mode()))
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrInput, err)
+		return fmt.Errorf("%w: %w; name a program", ErrInput, err)
 	}
 	f, err := os.Open(path)
 	if err != nil {
