@@ -201,7 +201,7 @@ func TestTheSuiteTellsWhatIsWrong(t *testing.T) {
 	program := filepath.Join(programs.For(t), "scripted")
 	// A child of its own, since a test can't expect its subtest to fail.
 	child := func(broken, tests string) (string, error) {
-		cmd := exec.Command(self, "-test.run", "^TestABrokenExecutor$/^("+strings.ReplaceAll(tests, " ", "_")+")$", "-test.timeout", "5m")
+		cmd := exec.Command(self, "-test.run", "^TestABrokenExecutor$/^("+strings.ReplaceAll(tests, " ", "_")+")$", "-test.timeout", "20m")
 		cmd.Env = append(os.Environ(), brokenVar+"="+broken, programVar+"="+program)
 		out, err := cmd.CombinedOutput()
 		return string(out), err
