@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -404,15 +405,29 @@ read. Without -o it goes to standard output.`,
 	return cmd
 }
 
-// writeWhole writes a file that is there only when it is whole.
+// writeWhole writes a file that is there only when it is whole. What is no file, such as /dev/null or a pipe, is
+// written to as it comes, and never replaced.
 func writeWhole(path string, write func(*os.File) error) (err error) {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real // a link stays one
+	}
+	switch info, err := os.Stat(path); {
+	case err == nil && info.IsDir():
+		return fmt.Errorf("%s: it is a folder; name a file with -o", path)
+	case err == nil && !info.Mode().IsRegular():
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return fmt.Errorf("%w; name another file with -o", err)
+		}
+		return errors.Join(write(f), f.Close())
+	}
 	part := path + ".part"
 	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("%s: it is there already; remove it if nobody writes it", part)
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("%w; name another file with -o", err)
 	}
 	defer func() {
 		if err != nil {
@@ -436,7 +451,7 @@ another program wrote. All of it is checked before any of it is stored. Without 
 standard input.`,
 		Args: exactly(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			in, err := a.input("load", file)
+			in, err := a.input(cmd.Context(), "load", file)
 			if err != nil {
 				return err
 			}

@@ -59,19 +59,36 @@ func readText(ctx context.Context, in io.Reader, what string, most int64) (strin
 	}
 }
 
-// input opens the file that -i names, or takes standard input where it names none. The caller closes it.
-func (a *app) input(what, file string) (io.ReadCloser, error) {
+// input opens the file that -i names, or takes standard input where it names none. The caller closes it. A named
+// pipe is waited for, and no longer than ctx says.
+func (a *app) input(ctx context.Context, what, file string) (io.ReadCloser, error) {
 	switch {
 	case file == "" && a.inTerm:
 		return nil, usagef("%s: standard input is a terminal; name a file with -i FILE", what)
 	case file == "":
 		return io.NopCloser(a.in), nil
 	}
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
+	type opened struct {
+		file *os.File
+		err  error
 	}
-	return f, nil
+	done := make(chan opened, 1)
+	go func() {
+		f, err := os.Open(file)
+		if info, is := f.Stat(); err == nil && is == nil && info.IsDir() {
+			err = errors.Join(fmt.Errorf("%s: it is a folder", file), f.Close())
+		}
+		done <- opened{f, err}
+	}()
+	select {
+	case o := <-done:
+		if o.err != nil {
+			return nil, fmt.Errorf("%s: %w; name another file with -i", what, o.err)
+		}
+		return o.file, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // readFile reads a regular file of at most so many bytes. Anything else is refused, and not waited for as the

@@ -282,7 +282,7 @@ Without -i it is read from standard input.` + jsonHelp("what was stored", import
 		Args:              exactly(1),
 		ValidArgsFunction: a.completeAgent,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			in, err := a.input("import", file)
+			in, err := a.input(cmd.Context(), "import", file)
 			if err != nil {
 				return err
 			}

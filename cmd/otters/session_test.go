@@ -2,10 +2,14 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -130,6 +134,13 @@ func TestSessionsAreMovedWholeOrNotAtAll(t *testing.T) {
 	if got := otters(t.Context(), socket, "", "session", "import", "-i", file+".none", "g"); got.code != 1 || !strings.HasPrefix(got.err, "otters: import: open "+file+".none: ") {
 		t.Errorf("%+v", got)
 	}
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	check(t, otters(gone, socket, "", "session", "import", "-i", pipe, "g"), outcome{code: exitInterrupted, err: "otters: interrupted\n"})
 	broken := serve(t, &fake{fakeConversations: someTalk(), refuse: refusal(9, "export of agent g: it runs", "stop it")})
 	if got := otters(t.Context(), broken, "", "session", "export", "-o", file+"2", "g"); got.code != 1 || got.err != "otters: export of agent g: it runs; stop it\n" {
 		t.Errorf("%+v", got)
@@ -173,6 +184,31 @@ func TestNotes(t *testing.T) {
 	check(t, otters(t.Context(), socket, "", "note", "show", "-o", file, "g", "river"), outcome{})
 	if data, err := os.ReadFile(file); err != nil || string(data) != "Severn\x1b[2J\n" {
 		t.Errorf("%q, %v", data, err)
+	}
+	// What is no file is written to and stays what it is: root has /dev/null only once.
+	pipe, link := filepath.Join(t.TempDir(), "pipe"), filepath.Join(t.TempDir(), "link")
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(file, link)); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan string)
+	go func() {
+		data, err := os.ReadFile(pipe)
+		read <- fmt.Sprintf("%s %v", data, err)
+	}()
+	check(t, otters(t.Context(), socket, "", "note", "show", "-o", pipe, "g", "river"), outcome{})
+	if got := <-read; got != "Severn\x1b[2J\n <nil>" {
+		t.Errorf("the reader of a pipe got %q", got)
+	}
+	if info, err := os.Lstat(pipe); err != nil || info.Mode().Type() != os.ModeNamedPipe {
+		t.Errorf("the pipe is %v, %v", info, err)
+	}
+	writeFile(t, file, "old")
+	check(t, otters(t.Context(), socket, "", "note", "show", "-o", link, "g", "river"), outcome{})
+	if data, err := os.ReadFile(file); err != nil || string(data) != "Severn\x1b[2J\n" {
+		t.Errorf("behind a link: %q, %v", data, err)
+	}
+	if got := otters(t.Context(), socket, "", "note", "show", "-o", t.TempDir(), "g", "river"); got.code != 1 || !strings.HasSuffix(got.err, ": it is a folder; name a file with -o\n") {
+		t.Errorf("a folder: %+v", got)
 	}
 	if got := otters(t.Context(), socket, "", "note", "show", "g", "none"); got.code != 1 || !strings.HasPrefix(got.err, "otters: note none of agent g: there is no such note") {
 		t.Errorf("%+v", got)
