@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -68,7 +69,9 @@ unless --name gives another.`,
 				if err != nil {
 					return fmt.Errorf("build: usage: %w; name another file", err)
 				}
-				opts.Usage = string(text)
+				if opts.Usage = string(text); !utf8.ValidString(opts.Usage) {
+					return fmt.Errorf("build: usage: %s: it is not valid UTF-8; convert it first", usage)
+				}
 			}
 			return a.with(cmd.Context(), func(c *client.Client) error {
 				r, err := c.BuildBin(cmd.Context(), opts)

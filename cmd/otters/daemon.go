@@ -15,10 +15,10 @@ import (
 
 const (
 	// startTimeout bounds the wait for a daemon's first answer: it checks its database and stores
-	// the runtime's image before.
-	startTimeout = 30 * time.Second
+	// the runtime's image before. On a busy machine that takes many times what it takes on an idle one.
+	startTimeout = 2 * time.Minute
 	// endTimeout bounds the wait for the daemon's process to be gone after it said that it ends.
-	endTimeout = 30 * time.Second
+	endTimeout = 2 * time.Minute
 )
 
 func (a *app) daemonCommand() *cobra.Command {
@@ -128,7 +128,7 @@ func (a *app) daemonStatus(ctx context.Context, dir string) error {
 	}
 	info, err := ask(ctx, socket)
 	if errors.Is(err, client.ErrNoDaemon) {
-		if _, err := fmt.Fprintf(a.out, "daemon not running on socket %s\n", socket); err != nil {
+		if _, err := fmt.Fprintf(a.out, "daemon not running on socket %s\n", neutral(socket, false)); err != nil {
 			return err
 		}
 		return exitCode(exitNotRunning)
@@ -146,7 +146,7 @@ func (a *app) daemonStop(ctx context.Context, dir string, stopAgents bool) error
 	}
 	c, err := client.Dial(ctx, client.Options{Socket: socket})
 	if errors.Is(err, client.ErrNoDaemon) {
-		_, err = fmt.Fprintf(a.out, "daemon not running on socket %s\n", socket)
+		_, err = fmt.Fprintf(a.out, "daemon not running on socket %s\n", neutral(socket, false))
 		return err
 	}
 	if err != nil {

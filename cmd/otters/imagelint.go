@@ -176,9 +176,7 @@ output. No daemon is needed.`,
 			printed, err := spec.Format(file.name, file.text)
 			var wrong *spec.SyntaxError
 			if errors.As(err, &wrong) {
-				l := lines{w: a.err}
-				l.printf("%s\n", neutral(wrong.Error(), true))
-				return errors.Join(l.err, exitCode(exitFailed))
+				return agentfileError{wrong}
 			}
 			switch same := bytes.Equal(printed, file.text); {
 			case err != nil:

@@ -122,7 +122,7 @@ func (a *app) standardInput(ctx context.Context, opts *client.BuildOptions) erro
 		// The daemon bounds what comes out.
 		opts.Archive, err = gzip.NewReader(in)
 		if err != nil {
-			return fmt.Errorf("build: standard input: %w", err)
+			return fmt.Errorf("build: standard input: gzip: %w; make the archive again", err)
 		}
 		return nil
 	}

@@ -58,7 +58,7 @@ func (a *app) report(ctx context.Context, err error) int {
 	if errors.As(err, new(agentfileError)) {
 		text, rest, _ = strings.Cut(text, "\n")
 	}
-	fmt.Fprintln(a.err, "otters: "+oneLine(text))
+	fmt.Fprintln(a.err, "otters: "+shortened(oneLine(text)))
 	for line := range strings.Lines(rest) {
 		fmt.Fprintln(a.err, "  "+oneLine(line))
 	}
@@ -73,6 +73,19 @@ func (a *app) report(ctx context.Context, err error) int {
 		return exitInterrupted
 	}
 	return exitFailed
+}
+
+// maxLine bounds the line of an error, in characters.
+const maxLine = 2000
+
+// shortened is a line without its middle where it is longer than anybody reads, as of an argument of 100 kB. What
+// to do stands at the end.
+func shortened(line string) string {
+	runes := []rune(line)
+	if len(runes) <= maxLine {
+		return line
+	}
+	return string(runes[:maxLine/2]) + "…" + string(runes[len(runes)-maxLine/2:])
 }
 
 func message(ctx context.Context, err error) string {

@@ -3,6 +3,7 @@ package main
 import (
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -81,11 +82,46 @@ func TestWrongUse(t *testing.T) {
 			t.Errorf("%q: %+v; want %q", c.args, got, c.says)
 		}
 	}
+	long := strings.Repeat("a", 100_000)
+	if got := otters(t.Context(), socket, "", "run", long, "--pids", long); got.code != exitUsage || len(got.err) > 3000 || !strings.HasPrefix(got.err, "otters: --pids \"aaa") || !strings.HasSuffix(got.err, "a\": want a whole number above 0; leave it out for no limit\n") {
+		t.Errorf("a long argument: %+v", got)
+	}
 	if f.last() != nil {
 		t.Errorf("the daemon was asked: %v", f.last())
 	}
 	if got := otters(t.Context(), socket, ""); got.code != 0 || !strings.Contains(got.out, "Available Commands") {
 		t.Errorf("no arguments: %+v", got)
+	}
+}
+
+// Worst inputs: a named pipe that nobody writes, a folder, what is no text.
+func TestFilesThatAreNoneAreRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	f := &fake{}
+	socket, dir := serve(t, f), t.TempDir()
+	pipe, bytes := filepath.Join(dir, "pipe"), filepath.Join(dir, "bytes")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, bytes, "\xff")
+	const noFile = ": it is not a regular file; name another file"
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"bin", "build", "-t", "x", "--usage", pipe, bytes}, "build: usage: " + pipe + noFile},
+		{[]string{"bin", "build", "-t", "x", "--usage", bytes, bytes}, "build: usage: " + bytes + ": it is not valid UTF-8; convert it first"},
+		{[]string{"prompt", "--schema", pipe, "a", "b"}, "prompt: schema: " + pipe + noFile},
+		{[]string{"prompt", "--attach", pipe, "a", "b"}, "prompt: attach: " + pipe + noFile + " (all together"},
+		{[]string{"image", "lint", pipe}, "lint: " + pipe + ": it is not a regular file, nor a folder; name"},
+		{[]string{"image", "load", "-i", dir}, "load: " + dir + ": it is a folder; name another file with -i"},
+	} {
+		if got := otters(t.Context(), socket, "", c.args...); got.code != 1 || got.out != "" || !strings.HasPrefix(got.err, "otters: "+c.says) || strings.Count(got.err, "\n") != 1 {
+			t.Errorf("%q: %+v; want %q", c.args, got, c.says)
+		}
+	}
+	if f.last() != nil {
+		t.Errorf("the daemon was asked: %v", f.last())
 	}
 }
 
@@ -103,6 +139,10 @@ func TestEveryCommandWithoutDaemonSaysHowToStartOne(t *testing.T) {
 	}
 	check(t, otters(t.Context(), socket, "", "daemon", "status"), outcome{code: exitNotRunning, out: "daemon not running on socket " + socket + "\n"})
 	check(t, otters(t.Context(), socket, "", "daemon", "stop"), outcome{out: "daemon not running on socket " + socket + "\n"})
+	check(t, otters(t.Context(), dir+"/\x1b[2J", "", "daemon", "stop"), outcome{out: "daemon not running on socket " + dir + "/␛[2J\n"})
+	if got := otters(t.Context(), filepath.Join(dir, "Agentfile", "s"), "", "ps"); got.code != 1 || !strings.HasSuffix(got.err, ": not a directory; name the socket with --socket, or the folder of the daemon's state with OTTERS_HOME\n") {
+		t.Errorf("%+v", got)
+	}
 }
 
 func TestRefusalsOfTheDaemonAreOneLine(t *testing.T) {
