@@ -24,9 +24,9 @@ const (
 	demoName  = "guide"
 	demoImage = "guide:demo"
 	// cleanupTimeout bounds the whole way back: agents get their grace time to end in it.
-	cleanupTimeout = 30 * time.Second
+	cleanupTimeout = time.Minute
 	// endGrace is how long a daemon that was not asked, or did not listen, has after SIGTERM.
-	endGrace = 5 * time.Second
+	endGrace = 15 * time.Second
 	// endPatience is how long processes may take to be gone after the daemon is.
 	endPatience = 10 * time.Second
 )

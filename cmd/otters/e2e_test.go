@@ -25,7 +25,7 @@ func (m *machine) inspect(agent string) agentJSON {
 
 func TestEndToEnd(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
+	m := newHome(t)
 	m.startDaemon()
 	m.buildAndRun()
 	a := m.running()
@@ -160,7 +160,7 @@ func (m *machine) stopAndStart(before agentJSON) {
 // TestAgentsOutliveTheDaemon (K16): stop without --stop-agents leaves the very same process.
 func TestAgentsOutliveTheDaemon(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
+	m := newHome(t)
 	m.must("daemon", "start")
 	m.must("build", "-t", "guide", guide(t))
 	m.must("run", "guide", "--name", "g")
@@ -187,11 +187,8 @@ func TestAgentsOutliveTheDaemon(t *testing.T) {
 
 func TestDaemonStartThatFailsSaysWhy(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	if err := os.MkdirAll(m.home, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	writeFile(t, filepath.Join(m.home, "config.yaml"), "no-such-key: 1\n")
+	m := newHome(t)
+	m.configure("no-such-key: 1\n")
 	got := m.otters("daemon", "start")
 	if got.code != 1 || !strings.Contains(got.err, "no-such-key") || strings.Count(got.err, "\n") != 1 {
 		t.Errorf("%+v", got)
@@ -210,10 +207,7 @@ func TestDaemonStartThatFailsSaysWhy(t *testing.T) {
 // other than 0, and nothing half-made.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	if err := os.MkdirAll(m.home, 0o711); err != nil {
-		t.Fatal(err)
-	}
+	m := newHome(t)
 	m.must("daemon", "start")
 	m.must("build", "-t", "guide", guide(t))
 	empty, broken := filepath.Join(m.dir, "empty"), filepath.Join(m.dir, "broken")
@@ -255,7 +249,7 @@ func TestBadInput(t *testing.T) {
 	}
 	// One that never answers is given up: soon, and for that alone.
 	m.must("daemon", "stop")
-	writeFile(t, filepath.Join(m.home, "config.yaml"), "ready-timeout: 1s\n")
+	m.configure("ready-timeout: 1s\n")
 	m.must("daemon", "start")
 	m.badRuntime("never-ready", badProgram{"#!/bin/sh\nexec /bin/sleep 600\n", 0o755, "readiness_timeout", "ready within 1s (ready-timeout)"})
 	if got := m.must("images"); strings.Contains(got.out, "\na:") {

@@ -48,6 +48,8 @@ type machine struct {
 	home string
 	// env is more of the environment, KEY=VALUE.
 	env []string
+	// skopeo tells that the machine has one that reads archives.
+	skopeo bool
 }
 
 // newMachine ends everything of its folder at the end of the test, and fails where the test left
@@ -66,6 +68,22 @@ func newMachine(t *testing.T) *machine {
 		m.nothingRuns()
 	})
 	return m
+}
+
+// newHome is a machine whose daemon gives runtimes all the time that they need to be ready on a busy one.
+func newHome(t *testing.T) *machine {
+	t.Helper()
+	m := newMachine(t)
+	m.configure("ready-timeout: " + patience.String() + "\n")
+	return m
+}
+
+func (m *machine) configure(text string) {
+	m.t.Helper()
+	if err := os.MkdirAll(m.home, 0o711); err != nil {
+		m.t.Fatal(err)
+	}
+	writeFile(m.t, filepath.Join(m.home, "config.yaml"), text)
 }
 
 func (m *machine) command(ctx context.Context, args ...string) *exec.Cmd {

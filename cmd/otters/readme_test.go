@@ -11,7 +11,7 @@ import (
 // runs. The demo's transcript is the shape of what the demo prints; demo_test.go runs it.
 func TestREADMECommandsWork(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
+	m := newHome(t)
 	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 
 func TestRegistryCommands(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
+	m := newHome(t)
 	m.must("daemon", "start")
 	m.must("build", "-t", "guide:1", guide(t))
 	collected := regexp.MustCompile(`^removed 0 manifests and 0 blobs \(0 B\); [1-9][0-9]* stay\n$`)

@@ -122,7 +122,7 @@ func (b *behindProxy) certificate(t *testing.T) tls.Certificate {
 func TestProxyAuthorityAndCredentialsOfTheDaemonsEnvironment(t *testing.T) {
 	t.Parallel()
 	b := newBehindProxy(t)
-	m := newMachine(t)
+	m := newHome(t)
 	helpers := t.TempDir()
 	writeProgram(t, filepath.Join(helpers, "docker-credential-otters"),
 		"#!/bin/sh\nread host\necho \"{\\\"ServerURL\\\":\\\"$host\\\",\\\"Username\\\":\\\"otter\\\",\\\"Secret\\\":\\\"secret-fish\\\"}\"\n", 0o700)

@@ -12,7 +12,7 @@ import (
 
 func TestSessionsMoveFromOneAgentToAnother(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
+	m := newHome(t)
 	m.must("daemon", "start")
 	m.must("build", "-t", "guide", guide(t))
 	m.must("run", "guide", "--name", "a")
