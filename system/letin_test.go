@@ -53,8 +53,10 @@ func TestWhatATightUmaskClosedIsOpenedAgain(t *testing.T) {
 	running(t, next)
 	for _, name := range []string{home, filepath.Join(dir, next.UUID().String())} {
 		for sub, want := range map[string]os.FileMode{"": 0o711, "state": 0o700, "root": 0o750, "root/etc": 0o755, "root/usr": 0o755} {
-			if info, err := os.Stat(filepath.Join(name, sub)); err != nil || info.Mode().Perm() != want {
-				t.Errorf("%s/%s: %v, %v; want %v", name, sub, info.Mode(), err, want)
+			if info, err := os.Stat(filepath.Join(name, sub)); err != nil {
+				t.Error(err)
+			} else if info.Mode().Perm() != want {
+				t.Errorf("%s/%s: %v, want %v", name, sub, info.Mode(), want)
 			}
 		}
 	}
