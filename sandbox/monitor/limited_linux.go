@@ -23,12 +23,18 @@ const confineArg = "confine"
 const codeConfine = 3
 
 // Words between the monitor and the confiner, each a message of its own. What the confiner says beside
-// confinerCalls, which comes with a descriptor, is what went wrong.
+// confinerCalls, which comes with a descriptor, and confinerReady, after which it becomes the program, is
+// what went wrong.
 const (
 	monitorJudges = "judged"
 	monitorBlind  = "blind"
 	confinerCalls = "calls"
+	confinerReady = "ready"
 )
+
+// errConfiner is told of a confiner that was killed, for want of memory for instance: the host does not lack
+// the level for that.
+var errConfiner = errors.New("what confines the program was killed")
 
 // forkLimited starts the program through a confiner. Behind the program's descriptors this has the
 // spec and a socket to the monitor, which closes when it becomes the program.
@@ -78,6 +84,7 @@ func (m *monitor) accompany(pid, conn int) error {
 	}
 	_ = unix.Send(conn, []byte(word), unix.MSG_NOSIGNAL) // one that is gone says so below
 	b, oob := make([]byte, wire.MaxRequest), make([]byte, unix.CmsgSpace(4))
+	ready := false
 	for {
 		n, oobn, _, _, err := unix.Recvmsg(conn, b, oob, unix.MSG_CMSG_CLOEXEC)
 		if errors.Is(err, unix.EINTR) {
@@ -86,10 +93,18 @@ func (m *monitor) accompany(pid, conn int) error {
 		if err != nil {
 			return &startError{"confine the program", err}
 		}
+		if n == 0 && !ready {
+			return errConfiner
+		}
 		if n == 0 {
 			return nil
 		}
-		if text := string(b[:n]); text != confinerCalls {
+		switch text := string(b[:n]); text {
+		case confinerReady:
+			ready = true
+			continue
+		case confinerCalls:
+		default:
 			return faultOf(text)
 		}
 		messages, err := unix.ParseSocketControlMessage(oob[:oobn])
@@ -186,6 +201,9 @@ func confineAndExec(mem, conn int, shared bool) error {
 		if err := unix.Sendmsg(conn, []byte(confinerCalls), unix.UnixRights(calls), nil, unix.MSG_NOSIGNAL); err != nil {
 			return &startError{"calls of the program", err}
 		}
+	}
+	if err := unix.Send(conn, []byte(confinerReady), unix.MSG_NOSIGNAL); err != nil {
+		return &startError{"become the program", err}
 	}
 	argv, env := append([]string{spec.Path}, spec.Args...), environment(spec.Env, spec.Files)
 	for i := 0; ; i++ {
