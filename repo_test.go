@@ -99,7 +99,7 @@ var imports = map[string]string{
 	"internal/modelserver":  "",
 	"internal/testprograms": "",
 	"internal/breakout":     "agentoci egress executor sandbox spec system",
-	"internal/bench":        "agentoci client daemon executor gateway internal/modelserver loop model proto registry sandbox spec system workspace",
+	"internal/bench":        "agentoci client daemon executor gateway internal/home internal/modelserver loop model proto registry sandbox spec system workspace",
 
 	"cmd/otters":         "client proto spec internal/home testdata/agents",
 	"cmd/ottersd":        "daemon internal/home internal/breakout gateway system registry sandbox",

@@ -52,7 +52,7 @@ func (d *daemon) start(ctx context.Context, b *built) error {
 		return err
 	}
 	go func(cmd *exec.Cmd, exited chan<- error) { exited <- cmd.Wait() }(d.cmd, d.exited)
-	deadline, cancel := context.WithTimeout(ctx, 30*time.Second)
+	deadline, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
 		c, err := client.Dial(deadline, client.Options{Socket: socket})
@@ -73,7 +73,7 @@ func (d *daemon) start(ctx context.Context, b *built) error {
 
 // stop ends the daemon with its agents and removes its home.
 func (d *daemon) stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if d.client != nil {
 		if _, err := d.client.Shutdown(ctx, true); err != nil {

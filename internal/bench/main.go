@@ -16,6 +16,9 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
+
+	"github.com/otters-sh/otters/internal/home"
 )
 
 // bench is one benchmark.
@@ -77,16 +80,25 @@ func run(ctx context.Context, args []string) (err error) {
 	return nil
 }
 
+// patience is how long a program may take that is to answer: however busy the machine, it will not take that.
+const patience = 5 * time.Minute
+
 // built is a folder with the programs.
 type built struct {
 	dir string
+	// spaces tells that this host lets its user make namespaces.
+	spaces bool
 }
 
 func (b *built) path(name string) string { return filepath.Join(b.dir, name) }
 
 // build compiles the programs as a release does.
 func build(ctx context.Context) (*built, error) {
-	dir, err := os.MkdirTemp("", "otters-bench-")
+	base := os.TempDir()
+	if len(base) > home.MaxSocket/2 {
+		base = "/tmp" // the daemon's socket is in it
+	}
+	dir, err := os.MkdirTemp(base, "otters-bench-")
 	if err != nil {
 		return nil, err
 	}
@@ -102,5 +114,9 @@ func build(ctx context.Context) (*built, error) {
 		_ = os.RemoveAll(dir)
 		return nil, fmt.Errorf("build: %w: %s", err, out)
 	}
-	return &built{dir: dir}, nil
+	uid := os.Geteuid()
+	if uid == 0 {
+		uid = 65534
+	}
+	return &built{dir: dir, spaces: inNamespaces(exec.CommandContext(ctx, "/bin/true"), uid).Run() == nil}, nil
 }
