@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -51,9 +52,11 @@ func victim(dir string) error {
 	if err != nil {
 		return err
 	}
+	var grace atomic.Int64 // in seconds
+	grace.Store(1)
 	failed := make(chan error, crashWorkers+2)
 	for i := range crashWorkers {
-		w := &crashWorker{number: i, name: fmt.Sprintf("crash/w%d", i), api: api}
+		w := &crashWorker{number: i, name: fmt.Sprintf("crash/w%d", i), api: api, grace: &grace}
 		if w.repo, err = s.Repository(w.name); err != nil {
 			return err
 		}
@@ -62,7 +65,7 @@ func victim(dir string) error {
 	go func() {
 		for {
 			// What earlier lives left is old enough to go, what this one pushes is not.
-			if _, err := s.Collect(ctx, registry.CollectOptions{Grace: time.Second}); err != nil {
+			if _, err := s.Collect(ctx, registry.CollectOptions{Grace: time.Duration(grace.Load()) * time.Second}); err != nil {
 				failed <- err
 				return
 			}
@@ -89,6 +92,7 @@ type crashWorker struct {
 	name   string
 	repo   *registry.Repository
 	api    string
+	grace  *atomic.Int64
 	pushed []int // images that may be tagged
 }
 
@@ -111,7 +115,11 @@ func (w *crashWorker) run(ctx context.Context) error {
 		case err == nil:
 			fmt.Printf("done %s %d;\n", what, n)
 		case errors.Is(err, errdef.ErrNotFound):
-			// There was no tag or manifest, or the machine was so slow that a blob outlived its grace.
+			// There was no tag or manifest, or the machine was so slow that a blob outlived its grace: were
+			// that always so, nothing would ever be changed.
+			if n >= 0 && what != w.name {
+				w.grace.Add(1)
+			}
 			fmt.Printf("fail %s %d;\n", what, n)
 		default:
 			return err
