@@ -48,6 +48,7 @@ func Ask(ctx context.Context, opts Options, q Question) (out loop.Outcome, err e
 	if svc.store.err != nil {
 		return out, svc.store.err
 	}
+	svc.store.tell(opts.Log)
 	out, started, err := svc.take(ctx, p, q.Observe)
 	if err != nil && !started {
 		err = errors.New(status.Convert(err).Message())

@@ -42,7 +42,7 @@ func (s *Sessions) Import(ctx context.Context, r io.Reader, opts ImportOptions) 
 	im := importer{ctx: ctx, in: bufio.NewReaderSize(io.LimitReader(r, maxImport+1), 64<<10), replace: opts.Replace, root: s.root}
 	err := s.store.write(ctx, im.run)
 	if err != nil {
-		return Counts{}, err
+		return Counts{}, crammed(err)
 	}
 	return im.counts, nil
 }

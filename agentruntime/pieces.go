@@ -111,58 +111,119 @@ func endsSentence(text string) bool {
 	return false
 }
 
-// restore makes messages of the pieces that a killed runtime left.
-func restore(tx *sql.Tx) error {
+// restore makes messages of the pieces that a killed runtime left. What is told of them is of those that
+// cannot be read.
+func restore(tx *sql.Tx) (told []string, err error) {
 	for {
 		var turn, seq int64
 		err := tx.QueryRow("SELECT turn, seq FROM pieces ORDER BY turn, seq LIMIT 1").Scan(&turn, &seq)
 		if errors.Is(err, sql.ErrNoRows) {
-			return nil
+			return told, nil
 		}
+		var damage string
 		if err == nil {
-			err = restoreMessage(tx, turn, seq)
+			damage, err = restoreMessage(tx, turn, seq)
 		}
 		if err != nil {
-			return err
+			return nil, err
+		}
+		if damage != "" {
+			told = append(told, damage)
 		}
 	}
 }
 
-func restoreMessage(tx *sql.Tx, turn, seq int64) error {
-	rows, err := tx.Query("SELECT parts, created_at FROM pieces WHERE turn = ? AND seq = ? ORDER BY piece", turn, seq)
+// restoreMessage makes a message of its pieces. One that cannot be read costs this message alone: what is
+// stored is kept in it as it is, and damage tells of it.
+func restoreMessage(tx *sql.Tx, turn, seq int64) (damage string, err error) {
+	calls, results, err := callsBefore(tx, turn, seq)
 	if err != nil {
-		return err
+		return "", err
 	}
-	defer rows.Close()
-	var parts []loop.Part
-	var text string
-	var created int64
-	for rows.Next() {
-		if err := rows.Scan(&text, &created); err != nil {
-			return err
-		}
-		var more []loop.Part
-		if err := json.Unmarshal([]byte(text), &more); err != nil {
-			return fmt.Errorf("piece of turn %d: %w", turn, err)
-		}
-		parts = append(parts, more...)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return err
+	parts, created, bad, err := readPieces(tx, turn, seq, calls)
+	if err != nil {
+		return "", err
 	}
 	m := loop.Message{Role: loop.RoleAssistant, Parts: joined(parts), Incomplete: true}
-	if len(parts) > 0 && parts[0].Kind == loop.KindResult {
+	if results {
 		m.Role, m.Incomplete = loop.RoleTool, false
+	}
+	if bad > 0 {
+		var session string
+		if err := tx.QueryRow("SELECT session FROM turns WHERE id = ?", turn).Scan(&session); err != nil {
+			return "", err
+		}
+		damage = fmt.Sprintf("session %s: of an interrupted answer %d stored parts cannot be read; they are in it as they are", session, bad)
 	}
 	body, err := json.Marshal(m)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if _, err := tx.Exec(insertMessage+" ON CONFLICT DO NOTHING", turn, seq, string(m.Role), string(body), created); err != nil {
-		return err
+		return "", err
 	}
 	_, err = tx.Exec("DELETE FROM pieces WHERE turn = ? AND seq = ?", turn, seq)
-	return err
+	return damage, err
+}
+
+// callsBefore are the calls whose results a message has: one that follows an answer.
+func callsBefore(tx *sql.Tx, turn, seq int64) (calls []loop.Part, results bool, err error) {
+	var text string
+	err = tx.QueryRow("SELECT body FROM messages WHERE turn = ? AND seq = ? AND role = ?", turn, seq-1, string(loop.RoleAssistant)).Scan(&text)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	var m loop.Message
+	_ = json.Unmarshal([]byte(text), &m) // who lists the session is told
+	for _, p := range m.Parts {
+		if p.Kind == loop.KindCall {
+			calls = append(calls, p)
+		}
+	}
+	return calls, true, nil
+}
+
+// readPieces are the parts of a message's pieces; bad is how many of these cannot be read. The result of each
+// call but the last is a piece.
+func readPieces(tx *sql.Tx, turn, seq int64, calls []loop.Part) (parts []loop.Part, created int64, bad int, err error) {
+	rows, err := tx.Query("SELECT piece, parts, created_at FROM pieces WHERE turn = ? AND seq = ? ORDER BY piece", turn, seq)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var n int
+		var text string
+		if err := rows.Scan(&n, &text, &created); err != nil {
+			return nil, 0, 0, err
+		}
+		more, err := readPiece(text)
+		if err != nil {
+			bad++
+			p := loop.Part{Kind: loop.KindText, Text: fmt.Sprintf("\n[cannot be read, %v: %s]\n", err, strings.ToValidUTF8(text, "\uFFFD"))}
+			if 0 <= n && n < len(calls) {
+				p.Kind, p.ID, p.Name, p.Failed = loop.KindResult, calls[n].ID, calls[n].Name, true
+			}
+			more = []loop.Part{p}
+		}
+		parts = append(parts, more...)
+	}
+	return parts, created, bad, errors.Join(rows.Err(), rows.Close())
+}
+
+func readPiece(text string) (parts []loop.Part, err error) {
+	if err := json.Unmarshal([]byte(text), &parts); err != nil {
+		return nil, err
+	}
+	for _, p := range parts {
+		if p.Kind != loop.KindText && p.Kind != loop.KindReasoning && p.Kind != loop.KindResult {
+			return nil, fmt.Errorf("a part of kind %q", p.Kind)
+		}
+	}
+	return parts, nil
 }
 
 // joined puts the pieces of a text together.

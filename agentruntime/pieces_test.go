@@ -150,3 +150,56 @@ func TestAnEndThatCouldNotBeStoredTakesNoNewerAnswersPlace(t *testing.T) {
 		t.Errorf("messages %v", msgs)
 	}
 }
+
+func TestADamagedPieceCostsItsAnswerAlone(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, "", say("ok"))
+	messages(t, a.serve(), "s") // the database is there
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	const user = `{"role":"user","parts":[{"kind":"text","text":"go"}]}`
+	a.sql(`
+INSERT INTO sessions VALUES ('text', 5), ('tools', 5), ('whole', 5);
+INSERT INTO turns (id, prompt, session, run, started_at) VALUES (1, 1, 'text', '', 5), (2, 2, 'tools', '', 5), (3, 3, 'whole', '', 5);
+INSERT INTO messages VALUES (1, 1, 'user', '` + user + `', 5), (2, 1, 'user', '` + user + `', 5), (3, 1, 'user', '` + user + `', 5),
+	(2, 2, 'assistant', '{"role":"assistant","parts":[{"kind":"call","id":"c1","name":"cat","args":"{}"},{"kind":"call","id":"c2","name":"sh","args":"{}"},{"kind":"call","id":"c3","name":"sh","args":"{}"}]}', 5);
+INSERT INTO pieces VALUES (1, 2, 0, '[{"kind":"text","text":"One."}]', 5), (1, 2, 1, '[{"kind":"text","te', 5), (1, 2, 2, '[{"kind":"fish","text":"x"}]', 5), (1, 2, 3, '[{"kind":"text","text":"Four."}]', 5),
+	(2, 3, 0, 'lost', 5), (2, 3, 1, '[{"kind":"result","id":"c2","name":"sh","text":"two"}]', 5),
+	(3, 2, 0, '[{"kind":"text","text":"Whole."}]', 5)`)
+	log := &journal{}
+	a.opts.Log = log
+	c := a.serve()
+	for session, want := range map[string][]string{
+		"text":  {`"One.\n[cannot be read, unexpected end of JSON input: [{\"kind\":\"text\",\"te]\n`, `fish`, `Four."`},
+		"tools": {`: lost]\n","failed":true`, `"result":"two"`, `"incomplete":true`},
+		"whole": {`[{"kind":"text","text":"Whole.","incomplete":true,"reason":"interrupted"}]`},
+	} {
+		msgs := messages(t, c, session)
+		if len(msgs) != 2 {
+			t.Fatalf("session %s: %v", session, msgs)
+		}
+		rest, ok := msgs[1].GetContent(), true
+		for _, w := range want {
+			if _, rest, ok = strings.Cut(rest, w); !ok {
+				t.Errorf("session %s: no %s in %s", session, w, msgs[1].GetContent())
+			}
+		}
+		a.chat(c, session, "and now?")
+	}
+	got := warnings(t, c)
+	if len(got) != 2 || got[0] != "session text: of an interrupted answer 2 stored parts cannot be read; they are in it as they are" || !strings.HasPrefix(got[1], "session tools: of an interrupted answer 1 stored") {
+		t.Errorf("warnings %q", got)
+	}
+	for _, w := range got {
+		if !strings.Contains(log.String(), "warning: "+w+"\n") {
+			t.Errorf("%q is not in the log", w)
+		}
+	}
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if got := warnings(t, a.serve()); len(got) != 0 {
+		t.Errorf("warnings %q once more", got)
+	}
+}

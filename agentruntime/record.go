@@ -207,7 +207,10 @@ func (t *turn) finish(ctx context.Context, out loop.Outcome) error {
 	}
 	if t.failed && t.draft.stored > 0 {
 		// What was heard of the message stands for it.
-		err := t.store.write(ctx, func(tx *sql.Tx) error { return restoreMessage(tx, t.id, int64(t.seq)) })
+		err := t.store.write(ctx, func(tx *sql.Tx) error {
+			_, err := restoreMessage(tx, t.id, int64(t.seq))
+			return err
+		})
 		if err != nil {
 			return fmt.Errorf("%w: %w", errRecord, err)
 		}

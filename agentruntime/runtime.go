@@ -92,14 +92,14 @@ func Serve(ctx context.Context, opts Options) (err error) {
 	srv := newServer(opts, svc)
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
-	err = watch(ctx, svc, served)
+	err = watch(ctx, svc, served, opts.Log)
 	stop(loop.End(loop.Interrupted, "the runtime is stopping"))
 	halt(srv, svc)
 	return err
 }
 
 // watch returns nil when the runtime is to stop, and an error when it cannot go on.
-func watch(ctx context.Context, svc *service, served <-chan error) error {
+func watch(ctx context.Context, svc *service, served <-chan error, log io.Writer) error {
 	opened := svc.store.done
 	for {
 		select {
@@ -107,6 +107,7 @@ func watch(ctx context.Context, svc *service, served <-chan error) error {
 			if svc.store.err != nil {
 				return svc.store.err
 			}
+			svc.store.tell(log)
 			opened = nil
 		case err := <-served:
 			return fmt.Errorf("serve: %w", err)

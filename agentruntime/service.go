@@ -253,6 +253,9 @@ func storeStatus(ctx context.Context, err error) error {
 	return recordStatus(err)
 }
 
+// noRoom is what is said where a write found no room.
+const noRoom = "the disk is full, or a file is at its size limit; make room"
+
 // recordStatus is the status of what cannot be read or stored: RESOURCE_EXHAUSTED where there is no
 // room for it.
 func recordStatus(err error) error {
@@ -262,7 +265,7 @@ func recordStatus(err error) error {
 	}
 	text, _, _ = strings.Cut(text, "\n") // of several errors the first
 	if full(err) {
-		return status.Error(codes.ResourceExhausted, errRecord.Error()+": the disk is full, or a file is at its size limit; make room: "+text)
+		return status.Error(codes.ResourceExhausted, errRecord.Error()+": "+noRoom+": "+text)
 	}
 	return status.Error(codes.Internal, errRecord.Error()+": "+text)
 }

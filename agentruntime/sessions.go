@@ -55,10 +55,13 @@ func OpenSessions(ctx context.Context, root string) (*Sessions, error) {
 	}
 	st, err := openStore(ctx, root)
 	if err != nil {
-		return nil, fmt.Errorf("sessions: %w", err)
+		return nil, fmt.Errorf("sessions: %w", crammed(err))
 	}
 	return &Sessions{root: root, store: st}, nil
 }
+
+// Warnings tell what of an interrupted answer could not be read.
+func (s *Sessions) Warnings() []string { return s.store.damage }
 
 // Close lets a runtime serve the tree again.
 func (s *Sessions) Close() error { return s.store.close() }
@@ -183,14 +186,22 @@ func (s *Sessions) Remove(ctx context.Context, ids ...string) error {
 			return err
 		}
 	}
-	return s.store.write(ctx, func(tx *sql.Tx) error {
+	return crammed(s.store.write(ctx, func(tx *sql.Tx) error {
 		for _, id := range ids {
 			if _, err := tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?", id); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
+	}))
+}
+
+// crammed adds to an error of what found no room what to do.
+func crammed(err error) error {
+	if err != nil && full(err) {
+		return fmt.Errorf("%s: %w", noRoom, err)
+	}
+	return err
 }
 
 // exists is nil where there is a session of that id.

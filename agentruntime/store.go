@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -90,6 +91,8 @@ var errNewerSchema = errors.New("it was written by a newer version of the runtim
 type store struct {
 	db   *sql.DB
 	lock *os.File // the folder, locked while a runtime serves it
+	// damage tells what could not be read at the start.
+	damage []string
 
 	mu       sync.Mutex
 	prepared map[string]*sql.Stmt // by their text; the one connection keeps them
@@ -138,6 +141,13 @@ func (o *opening) wait(ctx context.Context) (*store, error) {
 		return o.store, o.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	}
+}
+
+// tell writes what could not be read of a store that is open.
+func (o *opening) tell(log io.Writer) {
+	for _, d := range o.store.damage {
+		fmt.Fprintln(log, "warning: "+d)
 	}
 }
 
@@ -250,13 +260,15 @@ func (s *store) prepare(ctx context.Context) error {
 // begun is the active one of its prompt, unless a newer one is: the end of a turn may also have found no
 // room, and the runtime gone on.
 func (s *store) interrupt(tx *sql.Tx) error {
-	if err := restore(tx); err != nil {
+	damage, err := restore(tx)
+	if err != nil {
 		return err
 	}
+	s.damage = damage
 	const begun = `SELECT max(id) FROM turns t WHERE reason = '' AND EXISTS
 		(SELECT 1 FROM messages m WHERE m.turn = t.id AND m.role = 'assistant') AND NOT EXISTS
 		(SELECT 1 FROM turns n WHERE n.session = t.session AND n.prompt = t.prompt AND n.active AND n.id > t.id) GROUP BY prompt`
-	_, err := tx.Exec(`UPDATE turns SET active = id IN (` + begun + `) WHERE prompt IN (SELECT prompt FROM turns WHERE id IN (` + begun + `))`)
+	_, err = tx.Exec(`UPDATE turns SET active = id IN (` + begun + `) WHERE prompt IN (SELECT prompt FROM turns WHERE id IN (` + begun + `))`)
 	if err != nil {
 		return err
 	}

@@ -140,5 +140,5 @@ func (s *service) currentWarnings(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(slices.Clone(s.warnings), s.overBudget(notes)...), nil
+	return slices.Concat(s.warnings, st.damage, s.overBudget(notes)), nil
 }

@@ -5,6 +5,7 @@ package main
 // middle of a session.
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -112,5 +113,36 @@ func TestNoRoomForAnAnswer(t *testing.T) {
 	got := runWith(t, nil, "session", "show", "--root", root, "s")
 	if got.code != 0 || !strings.Contains(got.out, heard[:len(heard)-len(sentence)]) || !strings.Contains(got.out, `\"incomplete\":true,\"reason\":\"interrupted\"`) {
 		t.Errorf("exit code %d, %.300s %s", got.code, got.out, got.err)
+	}
+}
+
+func TestNoRoomForARemoval(t *testing.T) {
+	t.Parallel()
+	root := tree(t)
+	var text bytes.Buffer
+	if err := sized(&text, 20, 10_000); err != nil {
+		t.Fatal(err)
+	}
+	if got := runWith(t, &text, "session", "import", "--root", root); got.code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, blocks := range []string{"40", "80"} { // not enough to open them, and enough
+		cmd := exec.Command("/bin/sh", "-c", `ulimit -f "$1" && exec "$0" session rm --root "$2" s`, exe, blocks, root)
+		cmd.Env = []string{asRuntime + "=1", "GORACE=atexit_sleep_ms=0", "PATH=/usr/bin:/bin"}
+		var out bytes.Buffer
+		cmd.Stderr = &out
+		if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "the disk is full, or a file is at its size limit; make room: ") {
+			t.Errorf("with files of %s blocks: %v, said %s", blocks, err, out.String())
+		}
+	}
+	if got := runWith(t, nil, "session", "ls", "--root", root); !strings.HasPrefix(got.out, `{"id":"s","messages":40,`) {
+		t.Errorf("%+v", got)
+	}
+	if got := runWith(t, nil, "session", "rm", "--root", root, "s"); got.code != 0 {
+		t.Errorf("%+v", got)
 	}
 }

@@ -79,6 +79,9 @@ func session(args []string) int {
 	ctx := context.Background()
 	s, err := agentruntime.OpenSessions(ctx, f.root)
 	if err == nil {
+		for _, w := range s.Warnings() {
+			fmt.Fprintln(os.Stderr, "otters-runtime: warning: "+w)
+		}
 		err = errors.Join(command.do(ctx, s, f, flags.Args()), s.Close())
 	}
 	if err != nil {
