@@ -19,26 +19,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"go.uber.org/goleak"
 
 	"github.com/otters-sh/otters/gateway"
 	"github.com/otters-sh/otters/model"
 )
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	var left error
-	for end := time.Now().Add(time.Minute); code == 0 && time.Now().Before(end); { // Find itself waits for half a second
-		if left = goleak.Find(); left == nil {
-			break
-		}
-	}
-	if left != nil {
-		fmt.Fprintln(os.Stderr, left)
-		code = 1
-	}
-	os.Exit(code)
-}
 
 const realKey = "sk-real-0123456789abcdef0123456789abcdef"
 

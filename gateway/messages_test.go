@@ -11,13 +11,32 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"go.uber.org/goleak"
 
 	"github.com/otters-sh/otters/gateway"
 	"github.com/otters-sh/otters/internal/modelserver"
 	"github.com/otters-sh/otters/model"
 )
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	var left error
+	for end := time.Now().Add(time.Minute); code == 0 && time.Now().Before(end); { // Find itself waits for half a second
+		if left = goleak.Find(); left == nil {
+			break
+		}
+	}
+	if left != nil {
+		fmt.Fprintln(os.Stderr, left)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 const (
 	helloClaude  = `{"model":"claude-1","max_tokens":9,"messages":[{"role":"user","content":"hello <you>"}]}`

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,25 +20,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/otters-sh/otters/loop"
 )
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	var left error
-	for end := time.Now().Add(time.Minute); code == 0 && time.Now().Before(end); { // Find itself waits for half a second
-		if left = goleak.Find(); left == nil {
-			break
-		}
-	}
-	if left != nil {
-		fmt.Fprintln(os.Stderr, left)
-		code = 1
-	}
-	os.Exit(code)
-}
 
 // script is a model that gives one answer after the other, and the last one again and again.
 type script struct {
