@@ -16,6 +16,11 @@ RELEASE := -trimpath $(TAGS) -ldflags "-s -w -X main.version=$(VERSION) -X runti
 # time. Nobody debugs what they link, so it comes without what debuggers read.
 RACE := -race $(TAGS) -ldflags=-w $(foreach package,sqlite/lib libc memory,-gcflags=modernc.org/$(package)=-race=false)
 
+# In a clone that git does not read, as in one of another user's, go build would fail on its own question.
+ifeq ($(shell git rev-parse HEAD 2>/dev/null),)
+export GOFLAGS := $(shell go env GOFLAGS) -buildvcs=false
+endif
+
 # The demo's agent is a package below testdata, which ./... passes over.
 PACKAGES := ./... ./testdata/agents
 STATICCHECK := go tool -modfile=internal/tools/go.mod staticcheck
