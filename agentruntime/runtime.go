@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/otters-sh/otters/internal/flow"
 	"github.com/otters-sh/otters/loop"
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
@@ -237,10 +238,10 @@ func lookup(environ []string) func(string) string {
 }
 
 func newServer(opts Options, svc *service) *grpc.Server {
-	sopts := []grpc.ServerOption{
+	sopts := append(flow.Serve(),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaders), grpc.MaxConcurrentStreams(maxStreams),
-		grpc.ConnectionTimeout(10 * time.Second),
-	}
+		grpc.ConnectionTimeout(10*time.Second),
+	)
 	if opts.ServeToken != "" {
 		sopts = append(sopts, tokenCheck{sha256.Sum256([]byte(opts.ServeToken))}.options()...)
 	}

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/otters-sh/otters/internal/flow"
 	"github.com/otters-sh/otters/internal/gate"
 	"github.com/otters-sh/otters/internal/home"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
@@ -69,14 +70,14 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	}
 	d := &dialer{socket: socket, first: first}
 	// The passthrough target takes any path as it is, where a unix: one is parsed as an URL.
-	conn, err := grpc.NewClient("passthrough:///otters",
+	conn, err := grpc.NewClient("passthrough:///otters", append(flow.Dial(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(d.dial),
 		grpc.WithAuthority("localhost"),
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-	)
+	)...)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("connect to the daemon: %w", err), first.Close())
 	}

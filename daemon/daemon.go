@@ -21,6 +21,7 @@ import (
 	"github.com/otters-sh/otters/agentoci"
 	"github.com/otters-sh/otters/egress"
 	"github.com/otters-sh/otters/gateway"
+	"github.com/otters-sh/otters/internal/flow"
 	"github.com/otters-sh/otters/internal/gate"
 	"github.com/otters-sh/otters/internal/rootfs"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
@@ -209,7 +210,7 @@ func (d *Daemon) listen(cfg Config, providers *gateway.Providers) error {
 }
 
 func newGRPC(impl daemonv1.DaemonServiceServer, hosts []string) *grpc.Server {
-	s := grpc.NewServer(
+	s := grpc.NewServer(append(flow.Serve(),
 		grpc.Creds(socketCredentials{}),
 		grpc.UnaryInterceptor(grpcUnary(hosts)),
 		grpc.StreamInterceptor(grpcStream(hosts)),
@@ -221,7 +222,7 @@ func newGRPC(impl daemonv1.DaemonServiceServer, hosts []string) *grpc.Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		// Stop returns when no handler runs any more, so nothing is closed under one.
 		grpc.WaitForHandlers(true),
-	)
+	)...)
 	daemonv1.RegisterDaemonServiceServer(s, impl)
 	if r, ok := impl.(registryKeeper); ok {
 		daemonv1.RegisterRegistryServiceServer(s, r.registryAPI())

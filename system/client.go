@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/otters-sh/otters/executor"
+	"github.com/otters-sh/otters/internal/flow"
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
 
@@ -28,14 +29,14 @@ const maxMessage = 16 << 20
 // encryption, and with messages of at most 16 MiB. It connects at the first call, and since a runtime that
 // binds its own address is not there at once, a refused connection is tried again soon. Ours.
 func DialLoopback(_ context.Context, addr string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+addr,
+	return grpc.NewClient("passthrough:///"+addr, append(flow.Dial(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 250 * time.Millisecond},
 			MinConnectTimeout: 20 * time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
-	)
+	)...)
 }
 
 // calls are the agent's calls of its runtime.

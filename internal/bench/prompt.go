@@ -13,14 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	"github.com/google/uuid"
 
 	"github.com/otters-sh/otters/internal/modelserver"
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
+	"github.com/otters-sh/otters/system"
 )
 
 // benchPrompt measures what the daemon adds to a prompt, by sending the same prompt to the same
@@ -43,7 +41,7 @@ func benchPrompt(ctx context.Context, b *built, runs int) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := grpc.NewClient("passthrough:///"+agent.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := system.DialLoopback(ctx, agent.Address)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +149,7 @@ func comparePrompts(ctx context.Context, d *daemon, without []agentv1.AgentRunti
 // process between client and runtime can cost, one of gRPC the least that one with gRPC can.
 func (b *built) relayed(ctx context.Context, kind, addr string, then func(agentv1.AgentRuntimeClient) error) error {
 	_, err := spawnWith(ctx, exec.Command(b.path("bare"), kind, addr), func(address string) error {
-		conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := system.DialLoopback(ctx, address)
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/otters-sh/otters/internal/flow"
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
 
@@ -62,7 +63,7 @@ func serve(args []string) error {
 	if len(args) == 2 && args[0] == "bytes" {
 		return relayBytes(ln, args[1])
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(flow.Serve()...)
 	if len(args) == 0 {
 		agentv1.RegisterAgentRuntimeServer(s, server{})
 		return s.Serve(ln)
@@ -70,7 +71,7 @@ func serve(args []string) error {
 	if len(args) != 2 || args[0] != "grpc" {
 		return errors.New("usage: bare [grpc|bytes ADDR]")
 	}
-	conn, err := grpc.NewClient("passthrough:///"+args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///"+args[1], append(flow.Dial(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		return err
 	}
