@@ -3,6 +3,7 @@ package agentruntime
 import (
 	"context"
 	"errors"
+	"io"
 	"reflect"
 
 	"google.golang.org/grpc/codes"
@@ -71,4 +72,11 @@ func PromptLost(ctx context.Context, opts Options, session string) (reason strin
 		return "", err
 	}
 	return string(turns[0].reason), nil
+}
+
+// WatchUnopened is what Serve watches of sessions that could not be opened.
+func WatchUnopened(ctx context.Context, err error) error {
+	store := &opening{done: make(chan struct{}), err: err}
+	close(store.done)
+	return watch(ctx, &service{store: store}, nil, io.Discard)
 }

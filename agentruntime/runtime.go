@@ -83,7 +83,10 @@ func Serve(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	l, err := listen(ctx, opts)
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	defer l.Close()
@@ -105,8 +108,11 @@ func watch(ctx context.Context, svc *service, served <-chan error, log io.Writer
 	for {
 		select {
 		case <-opened:
-			if svc.store.err != nil {
-				return svc.store.err
+			switch err := svc.store.err; {
+			case err != nil && ctx.Err() != nil:
+				return nil // it was to stop before it had begun
+			case err != nil:
+				return err
 			}
 			svc.store.tell(log)
 			opened = nil

@@ -239,6 +239,22 @@ func TestDatabasesThatCannotBeUsedEndTheRuntime(t *testing.T) {
 	}
 }
 
+// A stop that comes while the sessions are being opened makes their opening fail, and is one in order.
+func TestAStopBeforeTheSessionsAreOpen(t *testing.T) {
+	t.Parallel()
+	stopping, cancel := context.WithCancel(t.Context())
+	cancel()
+	// Either of two events may be seen first.
+	for range 50 {
+		if err := agentruntime.WatchUnopened(stopping, stopping.Err()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := agentruntime.WatchUnopened(t.Context(), io.ErrUnexpectedEOF); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("sessions that can't be opened: %v", err)
+	}
+}
+
 func TestSessionsOutliveARestart(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "", say("ok"))
