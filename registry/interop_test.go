@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -287,6 +288,18 @@ func TestInteropPodman(t *testing.T) {
 		}
 		return out
 	}
+	t.Cleanup(func() {
+		// It keeps the modes of the image's folders, from which a user other than root can't remove anything then.
+		err := filepath.WalkDir(filepath.Join(p.home, "root"), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				err = os.Chmod(path, 0o700)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
 	must("login", "--tls-verify=false", "-u", "any", "-p", token, p.host)
 	// It makes a name of the path, and names have no upper case.
 	if err := os.Symlink(p.layout, filepath.Join(p.home, "image")); err != nil {
