@@ -97,6 +97,7 @@ var imports = map[string]string{
 	"internal/rootfs":       "",
 	"internal/flow":         "",
 	"internal/home":         "",
+	"internal/leak":         "",
 	"internal/modelserver":  "",
 	"internal/testprograms": "",
 	"internal/breakout":     "agentoci egress executor sandbox spec system",

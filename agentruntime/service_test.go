@@ -15,32 +15,20 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/otters-sh/otters/agentruntime"
+	"github.com/otters-sh/otters/internal/leak"
 	"github.com/otters-sh/otters/internal/modelserver"
 	agentv1 "github.com/otters-sh/otters/proto/openotters/agent/v1"
 )
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	var left error
-	for end := time.Now().Add(time.Minute); code == 0 && time.Now().Before(end); { // Find itself waits for half a second
-		if left = goleak.Find(); left == nil {
-			break
-		}
-	}
-	if left != nil {
-		fmt.Fprintln(os.Stderr, left)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(leak.Code(m.Run()))
 }
 
 func TestATurnCallsAToolOnARealFileAndIsKept(t *testing.T) {

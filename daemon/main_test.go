@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/otters-sh/otters/internal/leak"
 	"github.com/otters-sh/otters/internal/testprograms"
 	daemonv1 "github.com/otters-sh/otters/proto/otters/daemon/v1"
 )
@@ -33,16 +33,7 @@ func TestMain(m *testing.M) {
 	}
 	// Nobody's credentials are those of who runs the tests.
 	_ = os.Setenv("DOCKER_CONFIG", "/nonexistent")
-	code := m.Run()
-	// One search waits for less than half a second.
-	err := goleak.Find()
-	for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); {
-		err = goleak.Find()
-	}
-	if err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
+	code := leak.Code(m.Run())
 	if err := stocked.check(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1

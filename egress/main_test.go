@@ -20,18 +20,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/otters-sh/otters/internal/gate"
+	"github.com/otters-sh/otters/internal/leak"
 )
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := goleak.Find(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(leak.Code(m.Run()))
 }
 
 // deadline is for what must happen; nothing waits for it.

@@ -14,28 +14,15 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
-
-	"go.uber.org/goleak"
 
 	"github.com/otters-sh/otters/gateway"
+	"github.com/otters-sh/otters/internal/leak"
 	"github.com/otters-sh/otters/internal/modelserver"
 	"github.com/otters-sh/otters/model"
 )
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	var left error
-	for end := time.Now().Add(time.Minute); code == 0 && time.Now().Before(end); { // Find itself waits for half a second
-		if left = goleak.Find(); left == nil {
-			break
-		}
-	}
-	if left != nil {
-		fmt.Fprintln(os.Stderr, left)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(leak.Code(m.Run()))
 }
 
 const (

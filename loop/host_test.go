@@ -17,24 +17,12 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"go.uber.org/goleak"
-
+	"github.com/otters-sh/otters/internal/leak"
 	"github.com/otters-sh/otters/loop"
 )
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	var left error
-	for end := time.Now().Add(time.Minute); code == 0 && time.Now().Before(end); { // Find itself waits for half a second
-		if left = goleak.Find(); left == nil {
-			break
-		}
-	}
-	if left != nil {
-		fmt.Fprintln(os.Stderr, left)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(leak.Code(m.Run()))
 }
 
 // approver decides by a call's arguments, and keeps what it was asked.

@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.uber.org/goleak"
+
+	"github.com/otters-sh/otters/internal/leak"
 )
 
 func openTest(t *testing.T, dir string) *Store {
@@ -43,14 +44,8 @@ func TestCloseLeavesNoGoroutine(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Some of them end a moment after it.
-	for deadline := time.Now().Add(5 * time.Minute); ; {
-		err := goleak.Find(before)
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
+	if err := leak.Find(before); err != nil {
+		t.Fatal(err)
 	}
 }
 

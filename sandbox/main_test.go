@@ -21,9 +21,9 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/otters-sh/otters/internal/leak"
 	"github.com/otters-sh/otters/internal/testprograms"
 	"github.com/otters-sh/otters/sandbox"
 )
@@ -59,10 +59,9 @@ func TestMain(m *testing.M) {
 		}
 		monitorPath = filepath.Join(dir, "otters-sandbox")
 	}
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		_ = programs.Remove()
-		os.Exit(code)
-	}))
+	code := leak.Code(m.Run())
+	_ = programs.Remove()
+	os.Exit(code)
 }
 
 // play is what this program does where a test starts it as another.
