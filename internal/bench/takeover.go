@@ -153,10 +153,8 @@ func (d *daemon) same(ctx context.Context, was []*daemonv1.AgentSummary) error {
 		if ready == len(now) {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("%d of %d agents are ready", ready, len(now)), ctx.Err())
-		case <-time.After(time.Millisecond):
+		if err := pause(ctx, time.Millisecond); err != nil {
+			return errors.Join(fmt.Errorf("%d of %d agents are ready", ready, len(now)), err)
 		}
 	}
 }
